@@ -1,0 +1,83 @@
+//! Token ids and counts from numpy arrays and other sequences.
+
+use std::borrow::Cow;
+
+use numpy::{PyArrayDyn, PyArrayMethods, PyReadonlyArray1, PyUntypedArray, PyUntypedArrayMethods};
+use pyo3::prelude::*;
+use pyo3::types::{PyByteArray, PyBytes, PyString};
+
+use crate::NgramSpecError;
+
+/// One-dimensional token ids, borrowed from a contiguous int32 array or copied from anything else.
+pub(crate) enum TokenIds<'py> {
+    Borrowed(PyReadonlyArray1<'py, i32>),
+    Copied(Vec<i32>),
+}
+
+impl TokenIds<'_> {
+    pub(crate) fn as_slice(&self) -> &[i32] {
+        match self {
+            // Only contiguous arrays are borrowed.
+            Self::Borrowed(array) => array.as_slice().unwrap_or_default(),
+            Self::Copied(tokens) => tokens,
+        }
+    }
+
+    pub(crate) fn extract<'py>(name: &str, value: &Bound<'py, PyAny>) -> PyResult<TokenIds<'py>> {
+        if let Ok(array) = value.extract::<PyReadonlyArray1<'py, i32>>()
+            && array.is_c_contiguous()
+        {
+            return Ok(TokenIds::Borrowed(array));
+        }
+        let rule = "token ids must fit in 32 bits";
+        let narrow = |(index, value): (usize, &i64)| {
+            i32::try_from(*value).map_err(|_| NgramSpecError::new_err(format!("{rule}, got {value} at index {index}")))
+        };
+        integers(name, value)?.iter().enumerate().map(narrow).collect::<PyResult<_>>().map(TokenIds::Copied)
+    }
+}
+
+/// One-dimensional integers of any width, copied.
+pub(crate) fn integers<'a>(name: &str, value: &Bound<'_, PyAny>) -> PyResult<Cow<'a, [i64]>> {
+    if let Ok(array) = value.cast::<PyUntypedArray>() {
+        if array.ndim() != 1 {
+            return refuse(format!("{name} must be one-dimensional, got shape {:?}", array.shape()));
+        }
+        let kind: char = array.dtype().getattr("kind")?.extract()?;
+        if !matches!(kind, 'i' | 'u') {
+            return refuse(format!("{name} must be integers, got dtype {}", array.dtype()));
+        }
+        // uint64 values beyond int64 would wrap, so those are read one by one.
+        if kind == 'i' {
+            let wide = array.call_method1("astype", ("int64",))?;
+            let wide = wide.cast::<PyArrayDyn<i64>>()?.readonly();
+            return Ok(Cow::Owned(wide.as_array().iter().copied().collect()));
+        }
+        return items(name, &array.call_method0("tolist")?);
+    }
+    let is_text = value.is_instance_of::<PyString>();
+    if is_text || value.is_instance_of::<PyBytes>() || value.is_instance_of::<PyByteArray>() {
+        return refuse(format!("{name} must be a sequence of integers, got {}", value.get_type().name()?));
+    }
+    items(name, value)
+}
+
+fn items<'a>(name: &str, value: &Bound<'_, PyAny>) -> PyResult<Cow<'a, [i64]>> {
+    let Ok(iterator) = value.try_iter() else {
+        return refuse(format!("{name} must be a sequence of integers, got {}", value.get_type().name()?));
+    };
+    let mut integers = Vec::with_capacity(value.len().unwrap_or(0));
+    for (index, item) in iterator.enumerate() {
+        let item = item?;
+        let Ok(integer) = item.extract::<i64>() else {
+            let text: String = item.repr()?.to_string().chars().take(40).collect();
+            return refuse(format!("{name} must be integers of at most 64 bits, got {text} at index {index}"));
+        };
+        integers.push(integer);
+    }
+    Ok(Cow::Owned(integers))
+}
+
+pub(crate) fn refuse<T>(message: String) -> PyResult<T> {
+    Err(NgramSpecError::new_err(message))
+}

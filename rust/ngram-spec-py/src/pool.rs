@@ -1,0 +1,187 @@
+//! `DrafterPool`.
+
+use std::sync::Mutex;
+
+use ngram_spec::{DrafterPool, PoolOptions, Row};
+use numpy::{PyReadonlyArray2, PyUntypedArray, PyUntypedArrayMethods};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::convert::{integers, refuse};
+use crate::options::{PyAcceptanceModel, limit, read_options};
+use crate::{locked, refused};
+
+/// Drafts for the rows of a batch, which have no identity.
+///
+/// The pool recognises a row by its tokens and nothing else: rows may move, be replaced, vanish, come back, shrink or
+/// jump. With the same tokens a row gets the draft that a fresh `Drafter` would give, or none while a long prompt is
+/// still being indexed or has no room.
+///
+/// Parameters
+/// ----------
+/// max_bytes
+///     Bound on the bytes of all indexes together. Rows that have left make room first, the oldest of them before the
+///     others. When the live rows alone need more, the newest get no drafts.
+/// max_context_len
+///     The engine's limit on prompt and response together. Drafts leave room for the target model's own token.
+/// vocab_size
+///     Ids from this one on are never drafted.
+/// max_draft_tokens, draft_cost, min_match_len, eos_token_ids, acceptance
+///     As in `Drafter`.
+///
+/// Raises
+/// ------
+/// NgramSpecError
+///     If an option is outside its range, or `max_bytes` cannot hold one row.
+///
+/// Examples
+/// --------
+/// >>> import numpy as np
+/// >>> from ngram_spec import DrafterPool
+/// >>> rows = np.array([[1, 2, 3, 1, 2], [7, 8, 9, 0, 0]], dtype=np.int32)
+/// >>> DrafterPool().propose(rows, num_tokens=[5, 3], max_draft_tokens=1)
+/// [[3], []]
+#[pyclass(name = "DrafterPool", module = "ngram_spec", frozen)]
+pub(crate) struct PyDrafterPool {
+    inner: Mutex<DrafterPool>,
+    max_draft_tokens: u32,
+}
+
+#[pymethods]
+impl PyDrafterPool {
+    #[new]
+    #[pyo3(signature = (
+        *, max_bytes=1 << 30, max_context_len=None, vocab_size=None, max_draft_tokens=16, draft_cost=None,
+        min_match_len=1, eos_token_ids=None, acceptance=None
+    ), text_signature = "(*, max_bytes=2**30, max_context_len=None, vocab_size=None, max_draft_tokens=16, draft_cost=0.05, min_match_len=1, eos_token_ids=(), acceptance=None)")]
+    #[allow(clippy::too_many_arguments)] // keyword-only options
+    fn new(
+        max_bytes: i64,
+        max_context_len: Option<i64>,
+        vocab_size: Option<i64>,
+        max_draft_tokens: i64,
+        draft_cost: Option<&Bound<'_, PyAny>>,
+        min_match_len: i64,
+        eos_token_ids: Option<&Bound<'_, PyAny>>,
+        acceptance: Option<&PyAcceptanceModel>,
+    ) -> PyResult<Self> {
+        let options = read_options(max_draft_tokens, draft_cost, min_match_len, eos_token_ids, acceptance)?;
+        let max_draft_tokens = options.max_draft_tokens;
+        let Ok(max_bytes) = usize::try_from(max_bytes) else {
+            return refuse(format!("max_bytes must not be negative, got {max_bytes}"));
+        };
+        let limits = PoolOptions {
+            max_bytes,
+            max_context_len: max_context_len
+                .map(|len| limit("max_context_len", len))
+                .transpose()?
+                .map(|len| len as usize),
+            vocab_size: vocab_size.map(|size| limit("vocab_size", size)).transpose()?,
+        };
+        let inner = DrafterPool::new(limits, options).map_err(|error| refused(&error))?;
+        Ok(Self { inner: Mutex::new(inner), max_draft_tokens })
+    }
+
+    /// Drafts for a batch: one fresh list per entry of `num_tokens`.
+    ///
+    /// Parameters
+    /// ----------
+    /// token_ids
+    ///     int32[rows, cols], each row contiguous. It is read during the call and not kept; nothing past a row's
+    ///     `num_tokens` is read. No other thread may write to it meanwhile.
+    /// num_tokens
+    ///     Valid tokens of each row, from 0 to cols. There may be fewer entries than rows.
+    /// num_sampled
+    ///     Tokens that each row has just been given. A row with 0 (a prompt being prefilled) is only indexed.
+    /// max_draft_tokens
+    ///     Upper limit, for all rows or one per row; None uses the pool's own.
+    ///
+    /// Raises
+    /// ------
+    /// NgramSpecError
+    ///     If a dtype, shape or length is wrong. A negative token id costs only its own row its drafts.
+    #[pyo3(signature = (token_ids, num_tokens, num_sampled=None, max_draft_tokens=None))]
+    fn propose(
+        &self,
+        py: Python<'_>,
+        token_ids: &Bound<'_, PyAny>,
+        num_tokens: &Bound<'_, PyAny>,
+        num_sampled: Option<&Bound<'_, PyAny>>,
+        max_draft_tokens: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Vec<Vec<i32>>> {
+        let array = read_rows(token_ids)?;
+        let view = array.as_array();
+        let (num_rows, num_cols) = view.dim();
+        let num_tokens = integers("num_tokens", num_tokens)?;
+        if num_tokens.len() > num_rows {
+            return refuse(format!(
+                "num_tokens has at most one entry per row, got {} for {num_rows} rows",
+                num_tokens.len()
+            ));
+        }
+        let num_sampled = num_sampled.map(|counts| per_row("num_sampled", counts, num_tokens.len())).transpose()?;
+        let limits = match max_draft_tokens {
+            None => vec![self.max_draft_tokens; num_tokens.len()],
+            Some(max) => match max.extract::<i64>() {
+                Ok(max) => vec![limit("max_draft_tokens", max)?; num_tokens.len()],
+                Err(_) => per_row("max_draft_tokens", max, num_tokens.len())?,
+            },
+        };
+        let mut rows = Vec::with_capacity(num_tokens.len());
+        for (at, (&len, &limit)) in num_tokens.iter().zip(&limits).enumerate() {
+            let valid = usize::try_from(len).ok().filter(|len| *len <= num_cols);
+            let tokens = view.row(at).to_slice().zip(valid).map(|(row, len)| &row[..len]);
+            let Some(tokens) = tokens else {
+                return refuse(format!("num_tokens must be from 0 to {num_cols}, got {len} at row {at}"));
+            };
+            let is_prefill = num_sampled.as_ref().is_some_and(|counts| counts[at] == 0);
+            rows.push(Row { tokens, max_draft_tokens: if is_prefill { 0 } else { limit } });
+        }
+        locked(py, &self.inner, |pool| pool.propose(&rows))
+    }
+
+    /// What the pool has done so far (calls, rows, drafts, evictions...) and what it holds (entries, bytes).
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let stats = locked(py, &self.inner, |pool| pool.stats())?;
+        let dict = PyDict::new(py);
+        dict.set_item("num_calls", stats.num_calls)?;
+        dict.set_item("num_rows", stats.num_rows)?;
+        dict.set_item("num_drafts", stats.num_drafts)?;
+        dict.set_item("num_draft_tokens", stats.num_draft_tokens)?;
+        dict.set_item("num_indexed_tokens", stats.num_indexed_tokens)?;
+        dict.set_item("num_new_rows", stats.num_new_rows)?;
+        dict.set_item("num_evictions", stats.num_evictions)?;
+        dict.set_item("num_unindexed_rows", stats.num_unindexed_rows)?;
+        dict.set_item("num_invalid_rows", stats.num_invalid_rows)?;
+        dict.set_item("num_entries", stats.num_entries)?;
+        dict.set_item("num_bytes", stats.num_bytes)?;
+        Ok(dict)
+    }
+}
+
+fn read_rows<'py>(token_ids: &Bound<'py, PyAny>) -> PyResult<PyReadonlyArray2<'py, i32>> {
+    let rule = "token_ids must be an int32 array of shape (rows, cols) with contiguous rows";
+    let Ok(array) = token_ids.extract::<PyReadonlyArray2<'py, i32>>() else {
+        let got = match token_ids.cast::<PyUntypedArray>() {
+            Ok(array) => format!("dtype {} and shape {:?}", array.dtype(), array.shape()),
+            Err(_) => token_ids.get_type().name()?.to_string(),
+        };
+        return refuse(format!("{rule}, got {got}"));
+    };
+    let row_is_contiguous = array.shape()[1] <= 1 || array.strides()[1] == 4;
+    if !row_is_contiguous {
+        return refuse(format!("{rule}, got strides {:?}", array.strides()));
+    }
+    Ok(array)
+}
+
+fn per_row(name: &str, value: &Bound<'_, PyAny>, num_rows: usize) -> PyResult<Vec<u32>> {
+    let counts = integers(name, value)?;
+    if counts.len() != num_rows {
+        return refuse(format!(
+            "{name} must have one entry per entry of num_tokens, got {} for {num_rows}",
+            counts.len()
+        ));
+    }
+    counts.iter().map(|&count| limit(name, count)).collect()
+}

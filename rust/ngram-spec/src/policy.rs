@@ -1,0 +1,135 @@
+//! Which draft tokens pay for their verification.
+//!
+//! A step that verifies `d` draft tokens takes longer than one that verifies none, and emits one token (the target
+//! model's own) plus each draft token with the probability that it and all before it are accepted. The best draft is
+//! the one with the most expected tokens per unit of time.
+
+use crate::error::Error;
+
+/// Relative time of a target step by the number of tokens it verifies, over all rows of the batch.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CostCurve {
+    points: Vec<(u32, f64)>,
+}
+
+impl CostCurve {
+    /// Takes measured points (total tokens, relative time); between them the time rises linearly, and beyond the last
+    /// one as it did before. Two neighbouring counts make a step.
+    ///
+    /// # Errors
+    /// [`Error::InvalidOption`] unless there are two points or more, token counts rise strictly from 1 or more, and
+    /// times are positive, finite and never fall.
+    pub fn new(points: Vec<(u32, f64)>) -> Result<Self, Error> {
+        let refuse = |rule, value: &dyn std::fmt::Debug| {
+            Err(Error::option("draft_cost points", rule, format_args!("{value:?}")))
+        };
+        if points.len() < 2 {
+            return refuse("at least two (total tokens, relative time)", &points);
+        }
+        if let Some(point) = points.iter().find(|(_, time)| !(time.is_finite() && *time > 0.0)) {
+            return refuse("of positive and finite times", point);
+        }
+        if let Some(pair) = points.windows(2).find(|pair| pair[0].0 >= pair[1].0 || pair[0].1 > pair[1].1) {
+            return refuse("of strictly rising token counts and times that never fall", &pair);
+        }
+        if points[0].0 == 0 {
+            return refuse("of token counts from 1", &points[0]);
+        }
+        Ok(Self { points })
+    }
+
+    /// Relative time of a step that verifies `num_tokens` tokens.
+    #[must_use]
+    pub fn step_time(&self, num_tokens: u32) -> f64 {
+        let last = self.points.len() - 1;
+        let above = self.points.partition_point(|&(tokens, _)| tokens < num_tokens).clamp(1, last);
+        let ((from, start), (to, end)) = (self.points[above - 1], self.points[above]);
+        let slope = (end - start) / f64::from(to - from);
+        // Fewer tokens than the first point are not extrapolated below it: a step has a floor.
+        start + slope * (f64::from(num_tokens) - f64::from(from)).max(0.0)
+    }
+}
+
+/// What a step with draft tokens costs, in steps without.
+#[derive(Clone, Debug, PartialEq)]
+pub enum DraftCost {
+    /// Each draft token costs the same share of a step.
+    PerToken(f64),
+    /// A measured curve, read at one row.
+    Curve(CostCurve),
+}
+
+impl DraftCost {
+    /// A fixed share of a step per draft token.
+    ///
+    /// # Errors
+    /// [`Error::InvalidOption`] unless it is a finite number of at least 0.
+    pub fn per_token(cost: f64) -> Result<Self, Error> {
+        if cost.is_finite() && cost >= 0.0 {
+            Ok(Self::PerToken(cost))
+        } else {
+            Err(Error::option("draft_cost", "a finite number of at least 0", cost))
+        }
+    }
+
+    /// Relative time of a step with that many draft tokens.
+    fn step_time(&self, num_drafted: u32) -> f64 {
+        match self {
+            Self::PerToken(cost) => 1.0 + cost * f64::from(num_drafted),
+            Self::Curve(curve) => curve.step_time(1 + num_drafted),
+        }
+    }
+}
+
+/// Grows a draft while that can raise the rate of tokens per unit of time.
+#[derive(Clone, Debug)]
+pub struct DraftPlan<'a> {
+    cost: &'a DraftCost,
+    max_draft_tokens: u32,
+    num_drafted: u32,
+    /// Probability that all tokens so far are accepted.
+    joint: f64,
+    /// Expected tokens of the step, the target model's own included.
+    expected: f64,
+    best_rate: f64,
+    best_len: u32,
+}
+
+impl<'a> DraftPlan<'a> {
+    /// An empty draft.
+    #[must_use]
+    pub fn new(cost: &'a DraftCost, max_draft_tokens: u32) -> Self {
+        let best_rate = 1.0 / cost.step_time(0);
+        Self { cost, max_draft_tokens, num_drafted: 0, joint: 1.0, expected: 1.0, best_rate, best_len: 0 }
+    }
+
+    /// Adds a token that is accepted with `probability` given that those before it are. False when no further token
+    /// can help; the token itself may not have helped either, which [`Self::best_len`] tells.
+    pub fn push(&mut self, probability: f64) -> bool {
+        self.num_drafted += 1;
+        self.joint *= probability;
+        self.expected += self.joint;
+        let time = self.cost.step_time(self.num_drafted);
+        let rate = self.expected / time;
+        let helps = rate > self.best_rate;
+        if helps {
+            self.best_rate = rate;
+            self.best_len = self.num_drafted;
+        }
+        let num_left = self.max_draft_tokens.saturating_sub(self.num_drafted);
+        num_left > 0
+            && match self.cost {
+                // Equal costs and falling probabilities: once a token does not pay, none behind it does.
+                DraftCost::PerToken(_) => helps,
+                // After a step of the curve tokens may be free, so go on while certain acceptance of all that is left
+                // could still pay.
+                DraftCost::Curve(_) => (self.expected + self.joint * f64::from(num_left)) / time > self.best_rate,
+            }
+    }
+
+    /// Length of the draft with the best rate.
+    #[must_use]
+    pub fn best_len(&self) -> usize {
+        self.best_len as usize
+    }
+}
