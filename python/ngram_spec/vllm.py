@@ -95,7 +95,6 @@ class NgramSpecProposer:
         sampled_token_ids: Sequence[Sequence[int]],
         num_tokens_no_spec: npt.NDArray[np.integer[Any]],
         token_ids_cpu: npt.NDArray[np.int32],
-        slot_mappings: object = None,
         *args: object,
         **kwargs: object,
     ) -> list[list[int]]:
@@ -103,7 +102,8 @@ class NgramSpecProposer:
 
         `num_tokens_no_spec[row]` counts the tokens of `token_ids_cpu[row]` that are the request's, those just
         sampled included; both are buffers of the runner, read here and not kept. A row that sampled nothing
-        (its prompt is still being prefilled) gets no draft, but its prompt is indexed already.
+        (its prompt is still being prefilled) gets no draft, but its prompt is indexed already. What else vLLM
+        passes (`slot_mappings`) is not needed.
         """
         try:
             if not self.enabled:
