@@ -36,9 +36,10 @@ TokenIdArray = npt.NDArray[np.int32]
 class Tokenizer(Protocol):
     """Text to token ids, special tokens such as `<|im_end|>` included where the vocabulary has them."""
 
-    name: str
-    eos_token_ids: tuple[int, ...]
-
+    @property
+    def name(self) -> str: ...
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]: ...
     def encode(self, text: str) -> list[int]: ...
 
 
@@ -83,6 +84,8 @@ class Response:
                 f"{self.place}: tokenizer {tokenizer.name!r} needs text (messages or prompt, and output), "
                 "and the record has token ids only; use the tokenizer 'ids'"
             )
+        for text in (self.context, self.output):
+            _check_unicode(text, self.place)
         return TokenizedResponse(
             prompt_token_ids=np.array(tokenizer.encode(self.context), dtype=np.int32),
             output_token_ids=np.array(tokenizer.encode(self.output + IM_END), dtype=np.int32),
@@ -200,18 +203,17 @@ def _missing_package(tokenizer: str, package: str) -> NgramSpecError:
 
 def _parse_line(line: bytes, place: str) -> Iterator[Response]:
     try:
-        record = json.loads(line)
+        text = line.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise NgramSpecError(
-            f"{place}: a record must be UTF-8 text, got byte {line[error.start]:#04x}"
+            f"{place}: a record must be UTF-8 text, got byte {line[error.start]:#04x} at byte {error.start}"
         ) from error
-    except json.JSONDecodeError as error:
+    try:
+        record = json.loads(text)
+    except (ValueError, RecursionError) as error:
         raise NgramSpecError(
-            f"{place}: a record must be one JSON object on one line, got {_shown(line.decode())} "
-            f"({error.msg} at column {error.colno})"
+            f"{place}: a record must be one JSON object on one line, got {_shown(text)} ({error})"
         ) from error
-    except RecursionError as error:
-        raise NgramSpecError(f"{place}: a record must not be nested so deep") from error
     if not isinstance(record, dict):
         raise NgramSpecError(f"{place}: a record must be a JSON object, got {_shown(record)}")
     # A record without an id is named by its place, so that results stay tellable apart.
@@ -290,6 +292,16 @@ def _token_ids(record: dict[str, Any], key: str, place: str) -> TokenIdArray:
                 f"got {_shown(token)} at {key}[{index}]"
             )
     return np.array(token_ids, dtype=np.int32)
+
+
+def _check_unicode(text: str, place: str) -> None:
+    """Raise where the text holds half a surrogate pair: JSON can escape one, no tokenizer can encode it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise NgramSpecError(
+            f"{place}: text must be valid Unicode, got {text[error.start]!r} at character {error.start}"
+        ) from error
 
 
 def _shown(value: object) -> str:
