@@ -1,9 +1,12 @@
 """The replay's arithmetic by hand, and its loop against drafters whose every draft is known."""
 
+import doctest
+import importlib
 import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from ngram_spec.prompt_lookup import PromptLookup
@@ -211,3 +214,10 @@ def test_the_baseline_has_the_defaults_of_vllm() -> None:
     assert drafter.draft().token_ids == []
     drafter.extend(response.output_token_ids)
     assert drafter.draft().token_ids == [6, 7, 8]
+
+
+@pytest.mark.parametrize("module", ["ngram_spec.prompt_lookup", "ngram_spec.replay"])
+def test_the_examples_in_the_docstrings_are_true(module: str) -> None:
+    results = doctest.testmod(importlib.import_module(module))
+    assert results.attempted > 0
+    assert results.failed == 0

@@ -213,12 +213,14 @@ def _print_results(results: Sequence[FileResult], settings: ReplaySettings) -> N
     console = Console(width=None if sys.stdout.isatty() else PIPED_WIDTH, highlight=False)
     console.print(table)
     tokenizers = ", ".join(dict.fromkeys(result.tokenizer for result in results))
-    console.print(
+    # Lines of their own, since a terminal would break one long line in the middle of a word.
+    for line in (
         f"\nmax_draft_tokens {settings.max_draft_tokens}, draft_cost {settings.draft_cost:g}, "
-        f"min_match_len {settings.min_match_len}, tokenizer {tokenizers}; own context only\n"
-        "speed at c: modelled speed-up = output tokens / sum over steps of (1 + c x draft tokens)",
-        soft_wrap=True,
-    )
+        f"min_match_len {settings.min_match_len}, own context only, tokenizer {tokenizers}",
+        "speed at c: modelled speed-up over decoding without drafts,",
+        "output tokens / sum over steps of (1 + c x draft tokens)",
+    ):
+        console.print(line, soft_wrap=True)
 
 
 def _read_prior(path: Path) -> dict[str, Any]:
