@@ -272,3 +272,47 @@ pub(crate) const fn u32_from(len: usize) -> u32 {
     debug_assert!(len <= u32::MAX as usize);
     len as u32
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn lists_and_tables_agree_with_a_hash_map(
+            tokens in prop::collection::vec((0..3usize, 0..200i32), 0..1_500),
+        ) {
+            let mut arena = EdgeArena::default();
+            let mut lists = [const { EdgeList::empty() }; 3];
+            let mut twins: [HashMap<TokenId, u32>; 3] = Default::default();
+            for (at, token) in tokens {
+                let list = &mut lists[at];
+                match arena.find(list, token) {
+                    Some(slot) => arena.count(list, slot),
+                    None => arena.insert(list, token, StateId::ROOT),
+                }
+                *twins[at].entry(token).or_insert(0) += 1;
+                let twin = &twins[at];
+                prop_assert_eq!(list.total, twin.values().sum::<u32>());
+                prop_assert_eq!(list.best.count, *twin.values().max().unwrap_or(&0));
+                if token % 50 == 0 {
+                    lists[(at + 1) % 3] = arena.duplicate(&lists[at]);
+                    twins[(at + 1) % 3] = twins[at].clone();
+                }
+            }
+            for (list, twin) in lists.iter().zip(&twins) {
+                for token in 0..200 {
+                    let count = arena.find(list, token).map(|slot| match slot {
+                        Slot::Best => list.best.count,
+                        Slot::Arena(at) => arena.slots[at].count,
+                    });
+                    prop_assert_eq!(count, twin.get(&token).copied());
+                }
+            }
+        }
+    }
+}

@@ -7,9 +7,9 @@ use crate::drafter::{DraftOptions, Drafter};
 use crate::error::Error;
 use crate::rows::{Entries, Entry, EntryId};
 
-/// Tokens that one call indexes at most for rows that are far behind, over all rows. About 8 ms where every access
-/// misses the cache, so that a long prompt that joins does not stall the others.
-const MAX_INDEXED_PER_CALL: usize = 16_384;
+/// Tokens that one call indexes at most for rows that are far behind, over all rows: a few milliseconds where every access
+/// misses the cache, and as many as an engine prefills in a step, so a long prompt that joins stalls nobody.
+const MAX_INDEXED_PER_CALL: usize = 8_192;
 /// A row that is behind by no more than this is always brought up to date.
 const MAX_CATCH_UP: usize = 256;
 /// Entries without a row that are kept for rows that come back.

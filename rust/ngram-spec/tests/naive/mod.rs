@@ -37,7 +37,7 @@ fn is_counted(text: &[TokenId], len: usize, end: usize) -> bool {
 }
 
 /// What followed `string` in the text.
-pub fn continuation(text: &[TokenId], string: &[TokenId]) -> Option<Continuation> {
+pub(crate) fn continuation(text: &[TokenId], string: &[TokenId]) -> Option<Continuation> {
     let mut counts: HashMap<TokenId, u32> = HashMap::new();
     let mut found: Option<Continuation> = None;
     for end in string.len()..text.len() {
@@ -57,7 +57,7 @@ pub fn continuation(text: &[TokenId], string: &[TokenId]) -> Option<Continuation
 
 /// Lengths of the matches of what `suffix_of` ends with: suffixes that the text continues, one (the longest) for each
 /// set of places, longest first.
-pub fn match_lens(text: &[TokenId], suffix_of: &[TokenId]) -> Vec<usize> {
+pub(crate) fn match_lens(text: &[TokenId], suffix_of: &[TokenId]) -> Vec<usize> {
     let mut lens = Vec::new();
     let mut last = 0;
     for len in (1..=suffix_of.len().min(text.len())).rev() {
@@ -73,7 +73,7 @@ pub fn match_lens(text: &[TokenId], suffix_of: &[TokenId]) -> Vec<usize> {
 }
 
 /// The most frequent continuation of the longest match, again and again.
-pub fn draft(text: &[TokenId], num_tokens: usize) -> Vec<TokenId> {
+pub(crate) fn draft(text: &[TokenId], num_tokens: usize) -> Vec<TokenId> {
     let mut all = text.to_vec();
     for _ in 0..num_tokens {
         let Some(&len) = match_lens(text, &all).first() else { break };
