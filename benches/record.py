@@ -17,6 +17,8 @@ from ngram_spec.recordings import FileTokenizer, render_messages
 ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "HF_HUB_OFFLINE": "1",
+    # Threads that spin at a barrier come to a standstill where anything else wants the same core.
+    "OMP_NUM_THREADS": "1",
     # One process: whatever goes wrong is one traceback.
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
 }
