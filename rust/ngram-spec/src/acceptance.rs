@@ -101,7 +101,7 @@ impl AcceptanceModel {
     pub fn new(prior: &Prior) -> Result<Self, Error> {
         let lens = &prior.match_lens;
         if lens.first() != Some(&1) || !lens.is_sorted_by(|a, b| a < b) {
-            return Err(Error::option("match_lens", "strictly rising from 1", format_args!("{lens:?}")));
+            return Err(Error::option("match_len", "strictly rising from 1", format_args!("{lens:?}")));
         }
         for (agreement, row) in Agreement::ALL.iter().zip(&prior.probabilities) {
             if row.len() != lens.len() {

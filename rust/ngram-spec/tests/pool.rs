@@ -175,9 +175,9 @@ fn a_long_row_that_is_replaced_is_noticed_at_once_where_tail_length_or_place_tel
     let jumped: Vec<_> = other.iter().copied().chain(text(1, 200)).collect();
     for new in [different_tail, jumped] {
         let mut pool = pool();
-        settle(&mut pool, &[old.clone()]);
-        assert_eq!(propose(&mut pool, &[new.clone()]), [vec![]]);
-        assert_eq!(settle(&mut pool, &[new.clone()]), [fresh_draft(&new)]);
+        settle(&mut pool, std::slice::from_ref(&old));
+        assert_eq!(propose(&mut pool, std::slice::from_ref(&new)), [vec![]]);
+        assert_eq!(settle(&mut pool, std::slice::from_ref(&new)), [fresh_draft(&new)]);
         assert_eq!(pool.stats().num_new_rows, 2);
     }
     // The same length and tail, but in another row.
