@@ -1,0 +1,238 @@
+"""vLLM answers the same with the proposer as without, in every turn that a request can take.
+
+All of this runs the real engine with a real small model, greedy and in float32: in bfloat16 the shape of a
+batch alone can tip a near-tie. Each test also asserts that what it is about took place.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from engine import MAX_MODEL_LEN, NUM_SPECULATIVE_TOKENS, Answer, Engine, EngineConfig, Request, answer_of
+from requests_of_tests import DOZEN, REQUESTS, TO_MAX_MODEL_LEN, WITH_A_STOP, WITH_SCHEMA
+from watched import WatchedProposer
+
+if TYPE_CHECKING:
+    from conftest import Engines
+
+# The warnings are of vLLM's own libraries.
+pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
+
+DRAFTING = EngineConfig()
+CHUNKED = EngineConfig(max_num_batched_tokens=64)
+# One request of max_model_len needs 24 blocks of 32 tokens; of the dozen prompts three fit, and barely grow.
+SMALL_CACHE = EngineConfig(num_blocks=34)
+
+
+def watched(engine: Engine) -> WatchedProposer:
+    assert engine.proposer is not None
+    return engine.proposer
+
+
+def assert_same(answers: Mapping[str, Answer], baseline: Mapping[str, Answer]) -> None:
+    for name, answer in answers.items():
+        assert answer == baseline[name], name
+
+
+def together(engine: Engine, requests: Mapping[str, Request]) -> dict[str, Answer]:
+    return dict(zip(requests, engine.together(list(requests.values())), strict=True))
+
+
+def test_a_dozen_prompts_alone_give_the_same_ids(engines: "Engines", baseline: dict[str, Answer]) -> None:
+    engine = engines.get(DRAFTING)
+    with engine.events() as events:
+        answers = {name: engine.alone(request) for name, request in DOZEN.items()}
+    assert_same(answers, baseline)
+    assert len(answers) == 12
+    assert events.num_accepted_tokens > 100
+    watched(engine).assert_drafts_are_those_of_fresh_drafters()
+
+
+def test_a_dozen_prompts_in_one_batch_give_the_same_ids(
+    engines: "Engines", baseline: dict[str, Answer]
+) -> None:
+    engine = engines.get(DRAFTING)
+    # Of different lengths, so that rows end early and others take their places.
+    requests = {
+        name: Request(request.messages, {"max_tokens": 48 if number % 3 else 12})
+        for number, (name, request) in enumerate(DOZEN.items())
+    }
+    with engine.events() as events:
+        answers = together(engine, requests)
+    for name, answer in answers.items():
+        num_tokens = len(answer.token_ids)
+        assert num_tokens > 0
+        assert answer.token_ids == baseline[name].token_ids[:num_tokens], name
+        if requests[name].params["max_tokens"] == 48:
+            assert answer == baseline[name], name
+    assert max(len(rows) for rows in watched(engine).steps) == 12
+    assert watched(engine).num_moves() > 0
+    assert events.num_accepted_tokens > 100
+    watched(engine).assert_drafts_are_those_of_fresh_drafters()
+
+
+def test_a_request_that_reaches_max_model_len_ends_where_it_would(
+    engines: "Engines", baseline: dict[str, Answer]
+) -> None:
+    engine = engines.get(DRAFTING)
+    with engine.events() as events:
+        answers = together(engine, TO_MAX_MODEL_LEN)
+    assert_same(answers, baseline)
+    assert answers["to max_model_len"].finish_reason == "length"
+    longest = max(len(row.token_ids) for rows in watched(engine).steps for row in rows)
+    assert MAX_MODEL_LEN - 2 * NUM_SPECULATIVE_TOKENS <= longest <= MAX_MODEL_LEN
+    assert len(answers["to max_model_len"].token_ids) == 60
+    assert events.num_accepted_tokens > 0
+    watched(engine).assert_drafts_are_those_of_fresh_drafters()
+
+
+def test_after_an_abort_in_mid_stream_the_others_go_on_as_if_alone(
+    engines: "Engines", baseline: dict[str, Answer]
+) -> None:
+    engine = engines.get(DRAFTING)
+    names = list(DOZEN)[:5]
+    vllm_engine: Any = engine.llm.llm_engine
+    answers: dict[str, Answer] = {}
+    with engine.events() as events:
+        internal = {
+            name: vllm_engine.add_request(
+                name, {"prompt_token_ids": engine.prompt_token_ids(DOZEN[name])}, engine.params(DOZEN[name])
+            )
+            for name in names
+        }
+        num_steps = 0
+        while vllm_engine.has_unfinished_requests():
+            for output in vllm_engine.step():
+                if output.finished:
+                    answers[output.request_id] = answer_of(output)
+            num_steps += 1
+            if num_steps == 4:
+                assert names[0] not in answers
+                vllm_engine.abort_request([internal[names[0]] or names[0]], internal=True)
+    assert sorted(answers) == sorted(names[1:])
+    assert_same(answers, baseline)
+    assert watched(engine).num_moves() > 0
+    assert events.num_accepted_tokens > 0
+    watched(engine).assert_drafts_are_those_of_fresh_drafters()
+
+
+def test_json_schema_output_is_valid_and_the_same(engines: "Engines", baseline: dict[str, Answer]) -> None:
+    engine = engines.get(DRAFTING)
+    with engine.events() as events:
+        answers = together(engine, WITH_SCHEMA)
+    assert_same(answers, baseline)
+    for answer in answers.values():
+        assert answer.finish_reason == "stop"
+        assert set(json.loads(answer.text)) == {"title", "place", "year"}
+    assert events.num_accepted_tokens > 0
+    watched(engine).assert_drafts_are_those_of_fresh_drafters()
+
+
+def test_stop_strings_and_end_of_sequence_stop_where_they_would(
+    engines: "Engines", baseline: dict[str, Answer]
+) -> None:
+    engine = engines.get(DRAFTING)
+    with engine.events() as events:
+        answers = together(engine, WITH_A_STOP)
+    assert_same(answers, baseline)
+    for name, answer in answers.items():
+        assert answer.finish_reason == "stop"
+        assert answer.num_logprobs == len(answer.token_ids)
+        if name == "end of sequence":
+            assert answer.stop_reason is None
+            assert answer.token_ids[-1] == watched(engine).eos_token_id
+        else:
+            assert answer.stop_reason in WITH_A_STOP[name].params["stop"]
+    assert events.num_accepted_tokens > 0
+    watched(engine).assert_drafts_are_those_of_fresh_drafters()
+
+
+def test_sampled_output_keeps_its_limits(engines: "Engines") -> None:
+    engine = engines.get(DRAFTING)
+    requests = {
+        f"{name} {max_tokens}": Request(
+            request.messages, {"temperature": 0.8, "seed": seed, "max_tokens": max_tokens, "logprobs": 0}
+        )
+        for seed, (name, request) in enumerate(list(DOZEN.items())[:4])
+        for max_tokens in (1, 7, 40)
+    }
+    with engine.events() as events:
+        answers = together(engine, requests)
+    for name, answer in answers.items():
+        max_tokens = requests[name].params["max_tokens"]
+        eos = watched(engine).eos_token_id
+        assert 1 <= len(answer.token_ids) <= max_tokens
+        assert answer.finish_reason in ("stop", "length")
+        if answer.finish_reason == "length":
+            assert len(answer.token_ids) == max_tokens
+        assert (answer.token_ids[-1] == eos) == (answer.finish_reason == "stop")
+        assert eos not in answer.token_ids[:-1]
+        assert answer.num_logprobs == len(answer.token_ids)
+    assert events.num_accepted_tokens > 0
+    watched(engine).assert_drafts_are_those_of_fresh_drafters()
+
+
+def test_a_proposer_that_reads_past_the_end_of_a_row_is_found_out(engines: "Engines") -> None:
+    engine = engines.get(DRAFTING)
+    proposer = watched(engine)
+    with engine.events():
+        proposer.reads_past_end = 3
+        try:
+            together(engine, dict(list(DOZEN.items())[:3]))
+        finally:
+            proposer.reads_past_end = 0
+    with pytest.raises(AssertionError, match="in step"):
+        proposer.assert_drafts_are_those_of_fresh_drafters()
+
+
+def test_a_target_that_accepts_every_draft_token_is_found_out(
+    engines: "Engines", baseline: dict[str, Answer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engines.get(DRAFTING)
+    from vllm.v1.sample import rejection_sampler
+
+    verify = rejection_sampler.rejection_sample
+
+    def believe(draft_token_ids: Any, *args: Any, **kwargs: Any) -> Any:
+        target_logits = args[4]
+        target_logits[range(len(draft_token_ids)), draft_token_ids.long()] = 1e9
+        return verify(draft_token_ids, *args, **kwargs)
+
+    monkeypatch.setattr(rejection_sampler, "rejection_sample", believe)
+    answers = together(engine, DOZEN)
+    with pytest.raises(AssertionError):
+        assert_same(answers, baseline)
+
+
+def test_prompts_prefilled_in_chunks_give_the_same_ids(
+    engines: "Engines", baseline: dict[str, Answer]
+) -> None:
+    engine = engines.get(CHUNKED)
+    requests = dict(list(DOZEN.items())[::2])
+    with engine.events() as events:
+        answers = together(engine, requests)
+    assert_same(answers, baseline)
+    partial = [row for rows in watched(engine).steps for row in rows if not row.has_sampled]
+    assert len(partial) > len(requests)
+    assert events.num_accepted_tokens > 0
+    watched(engine).assert_drafts_are_those_of_fresh_drafters()
+
+
+def test_a_preempted_request_resumes_as_if_nothing_had_happened(
+    engines: "Engines", baseline: dict[str, Answer]
+) -> None:
+    engine = engines.get(SMALL_CACHE)
+    requests = dict(list(DOZEN.items())[:6])
+    with engine.events() as events:
+        answers = together(engine, requests)
+    assert_same(answers, baseline)
+    assert events.num_preemptions > 0
+    assert watched(engine).num_returns() > 0
+    assert events.num_accepted_tokens > 0
+    watched(engine).assert_drafts_are_those_of_fresh_drafters()
+
+
+def test_the_requests_of_this_module_have_names_of_their_own() -> None:
+    groups = (DOZEN, WITH_A_STOP, TO_MAX_MODEL_LEN, WITH_SCHEMA)
+    assert len(REQUESTS) == sum(map(len, groups))
