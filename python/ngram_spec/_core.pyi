@@ -1,22 +1,24 @@
 from collections.abc import Mapping, Sequence
-from typing import Any, final
+from typing import Any, Self, final
 
 import numpy as np
 import numpy.typing as npt
 
-TokenIds = npt.NDArray[np.integer[Any]] | Sequence[int]
+__all__ = ["AcceptanceModel", "CostCurve", "Draft", "Drafter", "DrafterPool", "NgramSpecError"]
+
+_TokenIds = npt.NDArray[np.integer[Any]] | Sequence[int]
 
 class NgramSpecError(ValueError): ...
 
 @final
 class AcceptanceModel:
-    def __init__(
-        self, prior: Mapping[str, Sequence[float]] | None = None, *, learn: bool = False
-    ) -> None: ...
+    def __new__(
+        cls, prior: Mapping[str, Sequence[float]] | None = None, *, learn: bool = False
+    ) -> Self: ...
 
 @final
 class CostCurve:
-    def __init__(self, points: Sequence[tuple[int, float]]) -> None: ...
+    def __new__(cls, points: Sequence[tuple[int, float]]) -> Self: ...
 
 @final
 class Draft:
@@ -30,17 +32,17 @@ class Draft:
 
 @final
 class Drafter:
-    def __init__(
-        self,
-        prompt: TokenIds,
+    def __new__(
+        cls,
+        prompt: _TokenIds,
         *,
         max_draft_tokens: int = 16,
         draft_cost: float | CostCurve = 0.05,
         min_match_len: int = 1,
         eos_token_ids: Sequence[int] = (),
         acceptance: AcceptanceModel | None = None,
-    ) -> None: ...
-    def extend(self, token_ids: TokenIds) -> None: ...
+    ) -> Self: ...
+    def extend(self, token_ids: _TokenIds) -> None: ...
     def draft(self, max_draft_tokens: int | None = None) -> Draft: ...
     @property
     def num_bytes(self) -> int: ...
@@ -48,8 +50,8 @@ class Drafter:
 
 @final
 class DrafterPool:
-    def __init__(
-        self,
+    def __new__(
+        cls,
         *,
         max_bytes: int = 2**30,
         max_context_len: int | None = None,
@@ -59,7 +61,7 @@ class DrafterPool:
         min_match_len: int = 1,
         eos_token_ids: Sequence[int] = (),
         acceptance: AcceptanceModel | None = None,
-    ) -> None: ...
+    ) -> Self: ...
     def propose(
         self,
         token_ids: npt.NDArray[np.int32],

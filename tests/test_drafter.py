@@ -1,0 +1,210 @@
+"""The Python face of one request's drafter: agreement with its twin, conversions, refusals, threads."""
+
+import itertools
+import random
+import re
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from naive_drafter import naive_draft
+from ngram_spec import AcceptanceModel, CostCurve, Drafter, NgramSpecError
+
+AGREEMENTS = ("once", "twice", "always", "majority", "plurality")
+
+
+def table(*row: float) -> dict[str, list[float]]:
+    return {agreement: list(row) for agreement in AGREEMENTS}
+
+
+SURE = AcceptanceModel({"match_len": [1], **table(1.0)})
+
+
+def eager(prompt: Any) -> Drafter:
+    """A drafter for which every token pays."""
+    return Drafter(prompt, max_draft_tokens=8, draft_cost=0.0, acceptance=SURE)
+
+
+def test_every_context_over_three_tokens_up_to_length_8_drafts_as_the_twin_does() -> None:
+    for length in range(9):
+        for context in itertools.product(range(3), repeat=length):
+            assert eager(context).draft(4).token_ids == naive_draft(context, 4), context
+
+
+def test_ten_thousand_random_contexts_draft_as_the_twin_does() -> None:
+    rng = random.Random(20)
+    for _ in range(10_000):
+        alphabet = rng.randint(1, 9)
+        context = [rng.randrange(alphabet) for _ in range(rng.randrange(25))]
+        assert eager(context).draft(4).token_ids == naive_draft(context, 4), context
+
+
+@settings(max_examples=300)
+@given(st.lists(st.one_of(st.lists(st.integers(0, 3), max_size=5), st.integers(0, 6)), max_size=12))
+def test_any_sequence_of_extend_and_draft_answers_as_the_twin_does(operations: list[list[int] | int]) -> None:
+    drafter, context = eager([]), list[int]()
+    for operation in operations:
+        if isinstance(operation, int):
+            assert drafter.draft(operation).token_ids == naive_draft(context, operation)
+        elif len(context) + len(operation) <= 32:
+            drafter.extend(operation)
+            context += operation
+    assert len(drafter) == len(context)
+
+
+def test_a_match_that_overlaps_the_suffix_goes_on_periodically() -> None:
+    assert eager([1, 2, 1, 2, 1]).draft(5).token_ids == [2, 1, 2, 1, 2]
+    assert eager([7, 7]).draft(3).token_ids == [7, 7, 7]
+
+
+def test_a_match_with_fewer_tokens_behind_it_than_asked_for_drafts_on_behind_them() -> None:
+    assert eager([5, 6, 7, 5]).draft(4).token_ids == [6, 7, 5, 6]
+
+
+def test_the_draft_carries_a_probability_per_token_and_its_match_length() -> None:
+    draft = Drafter([1, 2, 3, 4, 9, 1, 2, 3]).draft(2)
+    assert (draft.token_ids, draft.match_len, len(draft)) == ([4, 9], 3, 2)
+    assert len(draft.probabilities) == 2
+    assert all(0 < p < 1 for p in draft.probabilities)
+    nothing = Drafter([1, 2, 3]).draft()
+    assert (nothing.token_ids, nothing.probabilities, nothing.match_len) == ([], [], 0)
+
+
+def test_higher_draft_costs_never_give_longer_drafts() -> None:
+    context = [1, 2, 3, 4, 5, 6, 7, 8, 1, 2]
+    lengths = [len(Drafter(context, draft_cost=cost).draft()) for cost in (0.0, 0.01, 0.05, 0.2, 0.9, 5.0)]
+    assert lengths == sorted(lengths, reverse=True)
+    assert lengths[0] == 16
+    assert lengths[-1] == 0
+
+
+def test_a_cost_curve_may_stand_for_the_cost() -> None:
+    curve = CostCurve([(1, 1.0), (3, 1.0), (4, 50.0)])
+    assert len(Drafter([1, 2, 3, 4, 5, 1], draft_cost=curve).draft()) == 2
+
+
+@pytest.mark.parametrize(
+    "convert",
+    [
+        list,
+        tuple,
+        lambda ids: np.array(ids, dtype=np.int32),
+        lambda ids: np.array(ids, dtype=np.int64),
+        lambda ids: np.array(ids, dtype=np.uint16),
+        lambda ids: np.array(ids, dtype=np.uint64),
+        lambda ids: np.repeat(np.array(ids, dtype=np.int32), 2)[::2],
+        lambda ids: np.array(ids, dtype=">i4"),
+        lambda ids: [np.int32(i) for i in ids],
+        iter,
+    ],
+    ids=[
+        "list",
+        "tuple",
+        "int32",
+        "int64",
+        "uint16",
+        "uint64",
+        "strided",
+        "big endian",
+        "scalars",
+        "iterator",
+    ],
+)
+def test_all_kinds_of_integer_sequences_mean_the_same(convert: Callable[[list[int]], Any]) -> None:
+    drafter = Drafter(convert([1, 2, 3, 9]))
+    drafter.extend(convert([1, 2]))
+    assert drafter.draft(1).token_ids == [3]
+    assert len(drafter) == 6
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ([1, -1], "token ids must be non-negative, got -1 at index 1"),
+        (np.array([-5], dtype=np.int32), "token ids must be non-negative, got -5 at index 0"),
+        ([1, 2**31], "token ids must fit in 32 bits, got 2147483648 at index 1"),
+        (np.array([2**63], dtype=np.uint64), "at index 0"),
+        ([1, 2**70], "prompt must be integers of at most 64 bits, got 1180591620717411303424 at index 1"),
+        ([1.0], "prompt must be integers of at most 64 bits, got 1.0 at index 0"),
+        (np.array([1.0]), "prompt must be integers, got dtype float64"),
+        (np.array([True]), "prompt must be integers, got dtype bool"),
+        (np.zeros((2, 3), dtype=np.int32), "prompt must be one-dimensional, got shape [2, 3]"),
+        (np.int32(3), "prompt must be"),
+        ("123", "prompt must be a sequence of integers, got str"),
+        (b"123", "prompt must be a sequence of integers, got bytes"),
+        (None, "prompt must be a sequence of integers, got NoneType"),
+        (7, "prompt must be a sequence of integers, got int"),
+    ],
+)
+def test_what_is_no_sequence_of_token_ids_is_refused_with_rule_and_place(prompt: Any, message: str) -> None:
+    with pytest.raises(NgramSpecError, match=re.escape(message)):
+        Drafter(prompt)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_draft_tokens": -1}, "max_draft_tokens must be from 0 to 4294967295, got -1"),
+        ({"min_match_len": 0}, "min_match_len must be at least 1, got 0"),
+        ({"draft_cost": -0.1}, "draft_cost must be a finite number of at least 0, got -0.1"),
+        ({"draft_cost": float("nan")}, "draft_cost must be a finite number of at least 0, got NaN"),
+        ({"draft_cost": "0.1"}, "draft_cost must be a number or a CostCurve, got str"),
+        ({"eos_token_ids": [2, -3]}, "eos_token_ids must be non-negative token ids, got -3"),
+    ],
+)
+def test_a_bad_option_is_refused_with_rule_and_value(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(NgramSpecError, match=re.escape(message)):
+        Drafter([1], **options)
+
+
+@pytest.mark.parametrize(
+    ("prior", "message"),
+    [
+        ({}, "prior needs the key match_len"),
+        ({"match_len": [1]}, "prior needs the key once"),
+        (
+            {"lengths": [1]},
+            "prior has the keys match_len, once, twice, always, majority, plurality, got lengths",
+        ),
+        ({"match_len": [1.5]}, "prior match_len must be whole numbers from 1 to 1000000, got 1.5"),
+        (
+            {"match_len": [1, 2], **table(0.5)},
+            "once must be one prior probability per match length, got [0.5]",
+        ),
+        (
+            {"match_len": [1], **table(0.5), "majority": [1.2]},
+            "majority must be prior probabilities from 0 to 1, got 1.2",
+        ),
+    ],
+)
+def test_a_bad_prior_is_refused_with_rule_and_value(prior: dict[str, Any], message: str) -> None:
+    with pytest.raises(NgramSpecError, match=re.escape(message)):
+        AcceptanceModel(prior)
+
+
+def test_a_refused_extend_appends_nothing() -> None:
+    drafter = Drafter([1, 2, 3, 1])
+    with pytest.raises(NgramSpecError):
+        drafter.extend([2, 3, -1])
+    assert len(drafter) == 4
+    assert drafter.draft(1).token_ids == [2]
+
+
+def test_several_threads_may_call_one_drafter() -> None:
+    drafter = Drafter([])
+    rounds, start = 200, threading.Barrier(4)
+
+    def work(thread: int) -> None:
+        start.wait()
+        for _ in range(rounds):
+            drafter.extend([thread] * 5)
+            drafter.draft()
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(work, range(4)))
+    assert len(drafter) == 4 * rounds * 5
