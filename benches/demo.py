@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from arm import Measured
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -36,16 +37,16 @@ WORKLOADS = {"rag": "RAG", "summarization": "summarization", "code_edit": "code 
 OFF = "vLLM without speculation"
 ON = "vLLM with ngram-spec"
 HEADINGS = (
-    "tokens/s without",
-    "tokens/s with",
-    "ms/token without",
-    "ms/token with",
-    "speed-up whole answer",
-    "speed-up decoding",
-    "tokens/step with",
+    "tokens/s",
+    "speed-up",
+    "ms/token",
+    "speed-up",
+    "tokens/step",
     "acceptance rate",
     "outputs identical",
 )
+# Wide enough that the table is not folded where it is piped.
+TABLE_WIDTH = 100
 
 SMALL_MODELS_COPY_MORE = """\
 Read this as the mechanism at work, not as the gain to expect: a small model copies and repeats more than a \
@@ -155,17 +156,19 @@ def arm_environment() -> dict[str, str]:
 
 
 def report(off: Sequence[Measured], on: Sequence[Measured]) -> None:
-    table = Table(title="vLLM without and with ngram-spec", title_justify="left")
-    table.add_column("workload")
+    table = Table(
+        title="vLLM without -> with ngram-spec", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0)
+    )
+    table.add_column("workload", no_wrap=True)
     for heading in HEADINGS:
-        table.add_column(heading.replace(" ", "\n", 1), justify="right")
+        table.add_column(heading.replace(" ", "\n"), justify="right", no_wrap=True)
     pairs = list(zip(off, on, strict=True))
     for workload, title in WORKLOADS.items():
         table.add_row(title, *figures([pair for pair in pairs if pair[0].name.startswith(f"{workload}/")]))
     table.add_section()
     table.add_row("all", *figures(pairs))
     # The table is what the command is for, so it alone goes to standard output.
-    Console(width=max(console.width, 110)).print(table)
+    Console(width=max(console.width, TABLE_WIDTH)).print(table)
     say(
         "tokens/s over whole answers, the prompt's prefill included; ms/token from the first token on; "
         "tokens/step over all target steps after the first token, bonus tokens and undrafted steps included."
@@ -183,9 +186,9 @@ def figures(pairs: Sequence[tuple[Measured, Measured]]) -> list[str]:
     num_drafted = sum(answer.num_draft_tokens for answer in on)
     num_same = sum(a.token_ids == b.token_ids for a, b in pairs)
     return [
-        *(f"{rate:.1f}" for rate in rates),
-        *(f"{1000 * seconds:.1f}" for seconds in times),
+        " -> ".join(f"{rate:.1f}" for rate in rates),
         f"{rates[1] / rates[0]:.2f} x",
+        " -> ".join(f"{1000 * seconds:.1f}" for seconds in times),
         f"{times[0] / times[1]:.2f} x",
         f"{num_decoded / max(1, sum(answer.num_target_steps for answer in on)):.2f}",
         f"{sum(answer.num_accepted_tokens for answer in on) / max(1, num_drafted):.0%}",
