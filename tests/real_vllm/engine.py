@@ -1,6 +1,7 @@
 """A real vLLM engine with the small model, drafting or not: requests in, answers and events out."""
 
 import gc
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,6 +13,17 @@ from watched import WatchedProposer
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))
 from small_model import small_model
+
+# Read when vLLM is imported: one process, one thread, a small cache, nothing from the network.
+os.environ.update(
+    VLLM_ENABLE_V1_MULTIPROCESSING="0",
+    VLLM_CPU_KVCACHE_SPACE="1",
+    VLLM_NO_USAGE_STATS="1",
+    VLLM_LOGGING_LEVEL="WARNING",
+    OMP_NUM_THREADS="1",
+    NUMBA_NUM_THREADS="1",
+    HF_HUB_OFFLINE="1",
+)
 
 MAX_MODEL_LEN = 768
 NUM_SPECULATIVE_TOKENS = 16
@@ -150,6 +162,25 @@ class Engine:
         del self.llm, self.proposer
         gc.collect()
         cleanup_dist_env_and_memory()
+
+
+class Engines:
+    """Hands out an engine by its configuration and ends the one before, as vLLM has one per process."""
+
+    def __init__(self) -> None:
+        self._config: EngineConfig | None = None
+        self._engine: Engine | None = None
+
+    def get(self, config: EngineConfig) -> Engine:
+        if self._config != config or self._engine is None:
+            self.close()
+            self._config, self._engine = config, Engine(config)
+        return self._engine
+
+    def close(self) -> None:
+        if self._engine is not None:
+            self._engine.close()
+        self._config = self._engine = None
 
 
 def answer_of(output: Any) -> Answer:

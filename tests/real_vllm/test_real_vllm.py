@@ -5,16 +5,23 @@ batch alone can tip a near-tie. Each test also asserts that what it is about too
 """
 
 import json
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import pytest
-from engine import MAX_MODEL_LEN, NUM_SPECULATIVE_TOKENS, Answer, Engine, EngineConfig, Request, answer_of
+from engine import (
+    BASELINE,
+    MAX_MODEL_LEN,
+    NUM_SPECULATIVE_TOKENS,
+    Answer,
+    Engine,
+    EngineConfig,
+    Engines,
+    Request,
+    answer_of,
+)
 from requests_of_tests import DOZEN, REQUESTS, TO_MAX_MODEL_LEN, WITH_A_STOP, WITH_SCHEMA
 from watched import WatchedProposer
-
-if TYPE_CHECKING:
-    from conftest import Engines
 
 # The warnings are of vLLM's own libraries.
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
@@ -23,6 +30,21 @@ DRAFTING = EngineConfig()
 CHUNKED = EngineConfig(max_num_batched_tokens=64)
 # One request of max_model_len needs 24 blocks of 32 tokens; of the dozen prompts three fit, and barely grow.
 SMALL_CACHE = EngineConfig(num_blocks=34)
+
+
+@pytest.fixture(scope="module")
+def engines() -> Iterator[Engines]:
+    pytest.importorskip("vllm", reason="needs vLLM: `make test` installs it")
+    engines = Engines()
+    yield engines
+    engines.close()
+
+
+@pytest.fixture(scope="module")
+def baseline(engines: Engines) -> dict[str, Answer]:
+    """What vLLM without speculation answers to every request of these tests, each alone."""
+    engine = engines.get(BASELINE)
+    return {name: engine.alone(request) for name, request in REQUESTS.items()}
 
 
 def watched(engine: Engine) -> WatchedProposer:
@@ -39,7 +61,7 @@ def together(engine: Engine, requests: Mapping[str, Request]) -> dict[str, Answe
     return dict(zip(requests, engine.together(list(requests.values())), strict=True))
 
 
-def test_a_dozen_prompts_alone_give_the_same_ids(engines: "Engines", baseline: dict[str, Answer]) -> None:
+def test_a_dozen_prompts_alone_give_the_same_ids(engines: Engines, baseline: dict[str, Answer]) -> None:
     engine = engines.get(DRAFTING)
     with engine.events() as events:
         answers = {name: engine.alone(request) for name, request in DOZEN.items()}
@@ -50,7 +72,7 @@ def test_a_dozen_prompts_alone_give_the_same_ids(engines: "Engines", baseline: d
 
 
 def test_a_dozen_prompts_in_one_batch_give_the_same_ids(
-    engines: "Engines", baseline: dict[str, Answer]
+    engines: Engines, baseline: dict[str, Answer]
 ) -> None:
     engine = engines.get(DRAFTING)
     # Of different lengths, so that rows end early and others take their places.
@@ -73,7 +95,7 @@ def test_a_dozen_prompts_in_one_batch_give_the_same_ids(
 
 
 def test_a_request_that_reaches_max_model_len_ends_where_it_would(
-    engines: "Engines", baseline: dict[str, Answer]
+    engines: Engines, baseline: dict[str, Answer]
 ) -> None:
     engine = engines.get(DRAFTING)
     with engine.events() as events:
@@ -88,7 +110,7 @@ def test_a_request_that_reaches_max_model_len_ends_where_it_would(
 
 
 def test_after_an_abort_in_mid_stream_the_others_go_on_as_if_alone(
-    engines: "Engines", baseline: dict[str, Answer]
+    engines: Engines, baseline: dict[str, Answer]
 ) -> None:
     engine = engines.get(DRAFTING)
     names = list(DOZEN)[:5]
@@ -117,7 +139,7 @@ def test_after_an_abort_in_mid_stream_the_others_go_on_as_if_alone(
     watched(engine).assert_drafts_are_those_of_fresh_drafters()
 
 
-def test_json_schema_output_is_valid_and_the_same(engines: "Engines", baseline: dict[str, Answer]) -> None:
+def test_json_schema_output_is_valid_and_the_same(engines: Engines, baseline: dict[str, Answer]) -> None:
     engine = engines.get(DRAFTING)
     with engine.events() as events:
         answers = together(engine, WITH_SCHEMA)
@@ -130,7 +152,7 @@ def test_json_schema_output_is_valid_and_the_same(engines: "Engines", baseline: 
 
 
 def test_stop_strings_and_end_of_sequence_stop_where_they_would(
-    engines: "Engines", baseline: dict[str, Answer]
+    engines: Engines, baseline: dict[str, Answer]
 ) -> None:
     engine = engines.get(DRAFTING)
     with engine.events() as events:
@@ -148,7 +170,7 @@ def test_stop_strings_and_end_of_sequence_stop_where_they_would(
     watched(engine).assert_drafts_are_those_of_fresh_drafters()
 
 
-def test_sampled_output_keeps_its_limits(engines: "Engines") -> None:
+def test_sampled_output_keeps_its_limits(engines: Engines) -> None:
     engine = engines.get(DRAFTING)
     requests = {
         f"{name} {max_tokens}": Request(
@@ -173,7 +195,7 @@ def test_sampled_output_keeps_its_limits(engines: "Engines") -> None:
     watched(engine).assert_drafts_are_those_of_fresh_drafters()
 
 
-def test_a_proposer_that_reads_past_the_end_of_a_row_is_found_out(engines: "Engines") -> None:
+def test_a_proposer_that_reads_past_the_end_of_a_row_is_found_out(engines: Engines) -> None:
     engine = engines.get(DRAFTING)
     proposer = watched(engine)
     with engine.events():
@@ -187,7 +209,7 @@ def test_a_proposer_that_reads_past_the_end_of_a_row_is_found_out(engines: "Engi
 
 
 def test_a_target_that_accepts_every_draft_token_is_found_out(
-    engines: "Engines", baseline: dict[str, Answer], monkeypatch: pytest.MonkeyPatch
+    engines: Engines, baseline: dict[str, Answer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = engines.get(DRAFTING)
     from vllm.v1.sample import rejection_sampler
@@ -205,9 +227,7 @@ def test_a_target_that_accepts_every_draft_token_is_found_out(
         assert_same(answers, baseline)
 
 
-def test_prompts_prefilled_in_chunks_give_the_same_ids(
-    engines: "Engines", baseline: dict[str, Answer]
-) -> None:
+def test_prompts_prefilled_in_chunks_give_the_same_ids(engines: Engines, baseline: dict[str, Answer]) -> None:
     engine = engines.get(CHUNKED)
     requests = dict(list(DOZEN.items())[::2])
     with engine.events() as events:
@@ -220,7 +240,7 @@ def test_prompts_prefilled_in_chunks_give_the_same_ids(
 
 
 def test_a_preempted_request_resumes_as_if_nothing_had_happened(
-    engines: "Engines", baseline: dict[str, Answer]
+    engines: Engines, baseline: dict[str, Answer]
 ) -> None:
     engine = engines.get(SMALL_CACHE)
     requests = dict(list(DOZEN.items())[:6])
