@@ -12,6 +12,7 @@ VLLM_VERSION ?= 0.32.0
 TORCH_VERSION ?= 2.13.0
 TORCHVISION_VERSION ?= 0.28.0
 ARGS ?=
+RECORDINGS ?=
 
 VENV := .venv
 STAMPS := $(VENV)/.stamps
@@ -30,7 +31,7 @@ help:
 	@echo 'make demo    a real model in real vLLM, without and with ngram-spec (ARGS="--model FOLDER", ARGS="--help")'
 	@echo 'make test    every test, in real vLLM too'
 	@echo 'make lint    formatting, lints, types'
-	@echo 'make bench   speed and memory of the drafter'
+	@echo 'make bench   speed and memory of the drafter (RECORDINGS="a.jsonl b.jsonl" for your own text)'
 	@echo 'make clean   remove all that the others made'
 	@echo
 	@echo 'The first run installs vLLM ($(VLLM_VERSION), some 6 GB) into $(VENV). PYTHON=python3.12 picks another Python.'
@@ -53,8 +54,10 @@ lint: $(STAMPS)/package
 	stubtest ngram_spec._core
 
 bench: $(STAMPS)/package
-	cargo bench --workspace
-	python -m pytest benches $(ARGS)
+	python benches/text.py target/bench_tokens.bin $(RECORDINGS)
+	cargo bench -p ngram-spec --bench speed
+	python -m pytest benches $(ARGS) $(addprefix --recording=,$(RECORDINGS)) \
+		--benchmark-columns=median,mean,rounds --benchmark-sort=name
 
 clean:
 	rm -rf $(VENV) .models target dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks

@@ -31,20 +31,13 @@ impl<'a> Matcher<'a> {
     }
 
     /// The matches at this point, longest first; none when nothing matches.
-    pub fn matches(&mut self) -> impl Iterator<Item = Match> {
+    pub fn matches(&mut self) -> Matches<'a> {
         // The end of the context has no continuation.
         while self.len > 0 && self.automaton.continuation(self.state).is_none() {
             self.state = self.automaton.link(self.state);
             self.len = self.automaton.len_of(self.state);
         }
-        let automaton = self.automaton;
-        let first = (self.state, self.len);
-        std::iter::successors(Some(first), move |&(state, _)| {
-            let shorter = automaton.link(state);
-            Some((shorter, automaton.len_of(shorter)))
-        })
-        .take_while(|&(_, len)| len > 0)
-        .filter_map(move |(state, len)| Some(Match { len, next: automaton.continuation(state)? }))
+        Matches { automaton: self.automaton, state: self.state, len: Some(self.len) }
     }
 
     /// Takes the most frequent continuation of the longest match.
@@ -53,5 +46,30 @@ impl<'a> Matcher<'a> {
             self.state = next;
             self.len += 1;
         }
+    }
+}
+
+/// Iterates over the matches at one point of a draft; each one is looked up when it is asked for.
+#[derive(Clone, Debug)]
+pub struct Matches<'a> {
+    automaton: &'a SuffixAutomaton,
+    state: StateId,
+    /// Length of the first match, which may be shorter than its state's longest string.
+    len: Option<u32>,
+}
+
+impl Iterator for Matches<'_> {
+    type Item = Match;
+
+    fn next(&mut self) -> Option<Match> {
+        let len = self.len.take().unwrap_or_else(|| {
+            self.state = self.automaton.link(self.state);
+            self.automaton.len_of(self.state)
+        });
+        if len == 0 {
+            // The root is its own link, so the iteration has ended for good.
+            return None;
+        }
+        Some(Match { len, next: self.automaton.continuation(self.state)? })
     }
 }
