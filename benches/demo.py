@@ -131,6 +131,7 @@ def run_arm(name: str, arguments: Sequence[str], chats: Sequence[tuple[str, Any]
     result_file.touch()
     command = [sys.executable, str(ROOT / "benches" / "arm.py"), *arguments]
     command += ["--chats", str(chats_file), "--result", str(result_file)]
+    say(f"{name}: loads the model, answers {len(chats)} chats; its log is {log_file}")
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with (
         log_file.open("w") as log,

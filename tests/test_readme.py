@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from ngram_spec import Drafter, DrafterPool, cli
-from ngram_spec.replay import ReplaySettings
+from ngram_spec.replay import REPORTED_DRAFT_COSTS, ReplaySettings
 from ngram_spec.vllm import ENGINE_OPTIONS, MAX_SPEC_LEN, OPTIONS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -112,7 +112,8 @@ def test_the_options_of_the_replay_are_those_of_the_command_line(capsys: pytest.
     assert documented.keys() == accepted
     defaults = ReplaySettings()
     assert documented["--max-draft-tokens"] == str(defaults.max_draft_tokens)
-    assert documented["--draft-cost"] == str(defaults.draft_cost)
+    assert documented["--draft-cost"] == f"each of {', '.join(map(str, REPORTED_DRAFT_COSTS))}"
+    assert (documented["--learn"] == "on") == defaults.learn
     assert documented["--min-match-len"] == str(defaults.min_match_len)
 
 

@@ -9,14 +9,18 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from ngram_spec.calibration import Calibration
 from ngram_spec.prompt_lookup import PromptLookup
 from ngram_spec.recordings import TokenIdArray, TokenizedResponse
 from ngram_spec.replay import ReplayCounts, ReplaySettings, replay
 
 
 class ScriptedDraft:
+    """The first token has probability 0.95, the second 0.85, the third 0.75."""
+
     def __init__(self, token_ids: list[int]) -> None:
         self.token_ids = token_ids
+        self.probabilities = [0.95, 0.85, 0.75][: len(token_ids)]
 
 
 class ScriptedDrafter:
@@ -115,6 +119,37 @@ def test_counts_add_field_by_field() -> None:
         drafter_ns=2000,
     )
     assert (one + two).drafter_us_per_step == 0.5
+
+
+# Calibration
+
+
+def observed(output: list[int], script: Callable[[list[int]], list[int]]) -> list[tuple[int, int, int]]:
+    """The deciles that have tokens: which, how many, how many accepted."""
+    calibration = Calibration()
+    replay(tokenized([], output), lambda response: ScriptedDrafter(response, script), calibration)
+    deciles = enumerate(zip(calibration.num_tokens, calibration.num_accepted, strict=True))
+    return [(decile, *counts) for decile, counts in deciles if counts[0]]
+
+
+def test_calibration_counts_the_draft_tokens_up_to_the_first_rejected_one() -> None:
+    # Behind 1: 2 is accepted, 9 is rejected, and nobody knows of 8. Behind 3: 9 is rejected.
+    drafts = {1: [2, 9, 8], 3: [9, 5, 6]}
+    assert observed([1, 2, 3, 4], lambda context: drafts[context[-1]]) == [(8, 1, 0), (9, 2, 1)]
+
+
+def test_calibration_counts_no_draft_token_past_the_end_of_the_recording() -> None:
+    assert observed([1, 2], lambda context: [2, 3, 4]) == [(9, 1, 1)]
+    assert observed([1, 2], lambda context: [3, 3, 4]) == [(9, 1, 0)]
+    assert observed([1, 2], lambda context: []) == []
+
+
+def test_a_drafter_that_predicts_nothing_is_observed_with_nothing() -> None:
+    calibration = Calibration()
+    settings = ReplaySettings(max_draft_tokens=3)
+    counts = replay(tokenized([1, 2] * 6, [1, 2, 1, 2]), settings.prompt_lookup_factory(), calibration)
+    assert counts.num_accepted_tokens > 0
+    assert sum(calibration.num_tokens) == 0
 
 
 # The loop
@@ -216,8 +251,17 @@ def test_the_baseline_has_the_defaults_of_vllm() -> None:
     assert drafter.draft().token_ids == [6, 7, 8]
 
 
-@pytest.mark.parametrize("module", ["ngram_spec.prompt_lookup", "ngram_spec.replay"])
+def test_the_drafters_of_one_factory_share_one_acceptance_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ngram_spec.replay.AcceptanceModel", lambda prior, learn: object())
+    monkeypatch.setattr("ngram_spec.replay.Drafter", lambda prompt, **options: options["acceptance"])
+    first, second = (ReplaySettings().drafter_factory() for _ in range(2))
+    response = tokenized([1], [2])
+    assert first(response) is first(response)
+    assert first(response) is not second(response)
+
+
+@pytest.mark.parametrize("module", ["calibration", "paired", "prompt_lookup", "replay"])
 def test_the_examples_in_the_docstrings_are_true(module: str) -> None:
-    results = doctest.testmod(importlib.import_module(module))
+    results = doctest.testmod(importlib.import_module(f"ngram_spec.{module}"))
     assert results.attempted > 0
     assert results.failed == 0

@@ -17,6 +17,11 @@ class PromptLookupDraft:
 
     token_ids: list[int]
 
+    @property
+    def probabilities(self) -> tuple[float, ...]:
+        """None: prompt lookup does not say how sure it is."""
+        return ()
+
 
 class PromptLookup:
     """Drafts the tokens behind the leftmost earlier occurrence of the last few tokens of the context.

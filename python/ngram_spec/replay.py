@@ -16,11 +16,12 @@ from typing import Any, Protocol
 import numpy as np
 
 from ngram_spec._core import AcceptanceModel, Drafter
+from ngram_spec.calibration import Calibration
 from ngram_spec.prompt_lookup import PromptLookup
 from ngram_spec.recordings import TokenIdArray, TokenizedResponse
 
 # The costs that every report shows: an idle GPU at batch size 1, a moderate load, a busy one.
-REPORTED_DRAFT_COSTS = (0.01, 0.05, 0.2)
+REPORTED_DRAFT_COSTS: tuple[float, ...] = (0.01, 0.05, 0.2)
 
 
 class ReplayedDraft(Protocol):
@@ -28,6 +29,9 @@ class ReplayedDraft(Protocol):
 
     @property
     def token_ids(self) -> list[int]: ...
+    @property
+    def probabilities(self) -> Sequence[float]:
+        """Of each token being accepted if those before it were; empty where the drafter predicts nothing."""
 
 
 class ReplayedDrafter(Protocol):
@@ -48,15 +52,18 @@ class ReplaySettings:
     max_draft_tokens: int = 16
     draft_cost: float = 0.05
     min_match_len: int = 1
-    prior: Mapping[str, Sequence[float]] | None = None
+    prior: Mapping[str, Any] | None = None
+    learn: bool = False
 
     def drafter_factory(self) -> DrafterFactory:
-        """Return what makes a `Drafter` with these options.
+        """Return what makes a `Drafter` with these options; all that it makes share one `AcceptanceModel`.
+
+        So a factory serves one file: with `learn`, each response is drafted with what those before it taught.
 
         Raises:
             NgramSpecError: an option is out of its range; found here, not at the first response.
         """
-        acceptance = None if self.prior is None else AcceptanceModel(self.prior)
+        acceptance = AcceptanceModel(self.prior, learn=self.learn)
 
         def make_drafter(response: TokenizedResponse) -> Drafter:
             return Drafter(
@@ -153,51 +160,14 @@ class ReplayCounts:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class ResponseResult:
-    """The counts of one response, named so that two drafters can be compared pair by pair."""
+def replay(
+    response: TokenizedResponse, make_drafter: DrafterFactory, calibration: Calibration | None = None
+) -> ReplayCounts:
+    """Return the counts of one response, stepped through with a drafter of its own.
 
-    record_id: str
-    turn: int | None
-    num_prompt_tokens: int
-    counts: ReplayCounts
-
-
-@dataclass(frozen=True, slots=True)
-class FileResult:
-    """What one drafter did on one recording, response by response."""
-
-    file: str
-    tokenizer: str
-    drafter: str
-    responses: list[ResponseResult]
-
-    @property
-    def total(self) -> ReplayCounts:
-        """The counts of all responses: figures of a file weigh every step the same, not every response."""
-        return sum((response.counts for response in self.responses), ReplayCounts())
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the result as JSON values: the figures of the total, the counts of each response."""
-        return {
-            "file": self.file,
-            "tokenizer": self.tokenizer,
-            "drafter": self.drafter,
-            "total": self.total.figures(),
-            "responses": [
-                {
-                    "id": response.record_id,
-                    "turn": response.turn,
-                    "num_prompt_tokens": response.num_prompt_tokens,
-                }
-                | asdict(response.counts)
-                for response in self.responses
-            ],
-        }
-
-
-def replay(response: TokenizedResponse, make_drafter: DrafterFactory) -> ReplayCounts:
-    """Return the counts of one response, stepped through with a drafter of its own."""
+    `calibration`, where given, observes the predicted probabilities. The tokens behind the first rejected one
+    and those past the end of the recording are left out: nobody knows what the target model says of them.
+    """
     drafter = make_drafter(response)
     output = response.output_token_ids
     # Comparing plain ints is several times faster than comparing numpy scalars one by one.
@@ -208,13 +178,17 @@ def replay(response: TokenizedResponse, make_drafter: DrafterFactory) -> ReplayC
         emitted = output[start:end]
         before = perf_counter_ns()
         drafter.extend(emitted)
-        draft_token_ids = drafter.draft().token_ids
+        draft = drafter.draft()
+        draft_token_ids = draft.token_ids
         drafter_ns += perf_counter_ns() - before
         num_accepted = _num_equal(draft_token_ids, recorded, end)
         num_steps += 1
         num_drafts += bool(draft_token_ids)
         num_draft_tokens += len(draft_token_ids)
         num_accepted_tokens += num_accepted
+        if calibration is not None and draft_token_ids:
+            num_known = min(num_accepted + 1, len(recorded) - end)
+            calibration.observe(draft.probabilities[:num_known], num_accepted=num_accepted)
         # A draft accepted up to the last recorded token leaves no bonus token to add.
         start, end = end, min(end + num_accepted + 1, len(recorded))
     return ReplayCounts(
