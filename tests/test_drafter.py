@@ -15,14 +15,8 @@ from hypothesis import strategies as st
 from naive_drafter import naive_draft
 from ngram_spec import AcceptanceModel, CostCurve, Drafter, NgramSpecError
 
-AGREEMENTS = ("once", "twice", "always", "majority", "plurality")
-
-
-def table(*row: float) -> dict[str, list[float]]:
-    return {agreement: list(row) for agreement in AGREEMENTS}
-
-
-SURE = AcceptanceModel({"match_len": [1], **table(1.0)})
+# Drafts whatever matches, however improbable, and nothing else.
+SURE = AcceptanceModel({"bias": 20.0, "no match": -100.0})
 
 
 def eager(prompt: Any) -> Drafter:
@@ -165,26 +159,34 @@ def test_a_bad_option_is_refused_with_rule_and_value(options: dict[str, Any], me
 @pytest.mark.parametrize(
     ("prior", "message"),
     [
-        ({}, "prior needs the key match_len"),
-        ({"match_len": [1]}, "prior needs the key once"),
-        (
-            {"lengths": [1]},
-            "prior has the keys match_len, once, twice, always, majority, plurality, got lengths",
-        ),
-        ({"match_len": [1.5]}, "prior match_len must be whole numbers from 1 to 1000000, got 1.5"),
-        (
-            {"match_len": [1, 2], **table(0.5)},
-            "once must be one prior probability per match length, got [0.5]",
-        ),
-        (
-            {"match_len": [1], **table(0.5), "majority": [1.2]},
-            "majority must be prior probabilities from 0 to 1, got 1.2",
-        ),
+        ({"length": 1.0}, "not resumed x length, got length"),
+        ({"bias": float("inf")}, "bias must be a finite weight, got inf"),
+        ({"bias": "high"}, "prior bias must be a number, got 'high'"),
     ],
 )
 def test_a_bad_prior_is_refused_with_rule_and_value(prior: dict[str, Any], message: str) -> None:
     with pytest.raises(NgramSpecError, match=re.escape(message)):
         AcceptanceModel(prior)
+
+
+def test_a_model_that_learns_is_shared_by_its_drafters_and_one_that_does_not_stays_as_it_is() -> None:
+    for learn in (False, True):
+        model = AcceptanceModel(learn=learn)
+        before = model.weights()
+        for _ in range(50):
+            drafter = Drafter([1, 2, 3, 4, 5, 1, 2, 3], acceptance=model)
+            assert drafter.draft(2).token_ids == [4, 5]
+            drafter.extend([9])
+        assert (model.weights() != before) == learn
+        assert list(before) == sorted(AcceptanceModel.feature_names())
+
+
+def test_the_candidates_say_what_could_come_next_and_why() -> None:
+    positions = Drafter([7, 1, 2, 9, 1, 3, 8, 1, 2, 6, 8, 1]).candidates(3)
+    assert [token for token, _ in positions[0]] == [2]
+    names = AcceptanceModel.feature_names()
+    assert all(len(features) == len(names) for position in positions for _, features in position)
+    assert dict(zip(names, positions[0][0][1], strict=True))["once"] == 1.0
 
 
 def test_a_refused_extend_appends_nothing() -> None:

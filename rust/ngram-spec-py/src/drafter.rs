@@ -2,7 +2,8 @@
 
 use std::sync::Mutex;
 
-use ngram_spec::{Draft, Drafter};
+use ngram_spec::drafter::Candidate;
+use ngram_spec::{Draft, Drafter, Features};
 use pyo3::prelude::*;
 
 use crate::convert::TokenIds;
@@ -129,6 +130,19 @@ impl PyDrafter {
             None => self.max_draft_tokens,
         };
         locked(py, &self.inner, |drafter| drafter.draft(max)).map(PyDraft)
+    }
+
+    /// All candidates at each position of the draft that would be made if every token paid: (token, features), the
+    /// drafted one first. Features stand in the order of `AcceptanceModel.feature_names()`. For fitting a prior and for
+    /// looking into a draft.
+    #[allow(clippy::type_complexity)] // as Python sees it: list[list[tuple[int, list[float]]]]
+    fn candidates(&self, py: Python<'_>, max_draft_tokens: i64) -> PyResult<Vec<Vec<(i32, Vec<f32>)>>> {
+        let max = limit("max_draft_tokens", max_draft_tokens)?;
+        let positions = locked(py, &self.inner, |drafter| drafter.candidates(max))?;
+        let position = |candidates: Vec<(Candidate, Features)>| {
+            candidates.iter().map(|(candidate, features)| (candidate.token, features.0.to_vec())).collect()
+        };
+        Ok(positions.into_iter().map(position).collect())
     }
 
     /// Bytes that the index holds.

@@ -1,9 +1,9 @@
 //! The options that drafters and pools share.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use ngram_spec::acceptance::Agreement;
-use ngram_spec::{AcceptanceModel, CostCurve, DraftCost, DraftOptions, Prior};
+use ngram_spec::{AcceptanceModel, CostCurve, DraftCost, DraftOptions, Feature};
 use pyo3::prelude::*;
 use pyo3::types::PyMapping;
 
@@ -12,29 +12,26 @@ use crate::refused;
 
 /// Estimates how probable it is that the target model accepts a draft token.
 ///
-/// Drafters and pools that are given the same object share what it knows. Without a prior it uses the shipped table.
+/// A logistic model. Drafters and pools that are given the same object share what it learns.
 ///
 /// Parameters
 /// ----------
 /// prior
-///     A table of probabilities: the key `match_len` holds match lengths that rise from 1, and each of the keys
-///     `once`, `twice`, `always`, `majority` and `plurality` one probability per match length. The keys say how the
-///     match was continued before: once; twice or more by the same token; at least half of the time by the most
-///     frequent token; less than that.
+///     Weights by feature name (see `feature_names`); those that are missing are 0. None takes the shipped weights.
 /// learn
-///     Must be False: learning from accepted and rejected tokens is not available in this version.
+///     Whether the weights follow what the target model accepts and rejects. They never move far from the prior.
 ///
 /// Raises
 /// ------
 /// NgramSpecError
-///     If a key is missing or unknown, or a value is outside its range.
+///     If a name is unknown or a weight is not a finite number.
 ///
 /// Examples
 /// --------
 /// >>> from ngram_spec import AcceptanceModel, Drafter
-/// >>> sure = {"match_len": [1], **dict.fromkeys(["once", "twice", "always", "majority", "plurality"], [0.9])}
-/// >>> Drafter([1, 2, 3, 1], acceptance=AcceptanceModel(sure)).draft(2).probabilities
-/// [0.9, 0.9]
+/// >>> coin = AcceptanceModel({"bias": 0.0})
+/// >>> Drafter([1, 2, 3, 1], acceptance=coin).draft(2).probabilities
+/// [0.5, 0.5]
 #[pyclass(name = "AcceptanceModel", module = "ngram_spec", frozen)]
 pub(crate) struct PyAcceptanceModel(Arc<AcceptanceModel>);
 
@@ -43,46 +40,42 @@ impl PyAcceptanceModel {
     #[new]
     #[pyo3(signature = (prior=None, *, learn=false))]
     fn new(prior: Option<&Bound<'_, PyMapping>>, learn: bool) -> PyResult<Self> {
-        if learn {
-            return refuse("learn must be False in this version, got True".to_owned());
-        }
-        let Some(prior) = prior else {
-            return Ok(Self(Arc::default()));
+        let model = match prior {
+            Some(prior) => AcceptanceModel::new(&read_prior(prior)?, learn).map_err(|error| refused(&error))?,
+            None if learn => AcceptanceModel::learning(),
+            None => AcceptanceModel::default(),
         };
-        let model = AcceptanceModel::new(&read_prior(prior)?).map_err(|error| refused(&error))?;
         Ok(Self(Arc::new(model)))
+    }
+
+    /// The names of the features that have weights.
+    #[staticmethod]
+    fn feature_names() -> Vec<&'static str> {
+        Feature::ALL.iter().map(|feature| feature.name()).collect()
+    }
+
+    /// The weights as they stand, by feature name.
+    fn weights(&self, py: Python<'_>) -> BTreeMap<&'static str, f32> {
+        let weights = py.detach(|| self.0.weights());
+        Feature::ALL.iter().map(|&feature| (feature.name(), weights.0[feature as usize])).collect()
     }
 }
 
-fn read_prior(prior: &Bound<'_, PyMapping>) -> PyResult<Prior> {
-    const MATCH_LEN: &str = "match_len";
-    let names = Agreement::ALL.map(Agreement::name);
-    for key in prior.keys()? {
-        let key: String = key.str()?.to_string();
-        if key != MATCH_LEN && !names.contains(&key.as_str()) {
-            return refuse(format!("prior has the keys {MATCH_LEN}, {}, got {key}", names.join(", ")));
-        }
+fn read_prior(prior: &Bound<'_, PyMapping>) -> PyResult<Vec<(Feature, f32)>> {
+    let mut weights = Vec::new();
+    for item in prior.items()? {
+        let (name, value): (Bound<'_, PyAny>, Bound<'_, PyAny>) = item.extract()?;
+        let name = name.str()?.to_string();
+        let Some(feature) = Feature::ALL.iter().copied().find(|feature| feature.name() == name) else {
+            let names: Vec<_> = Feature::ALL.iter().map(|feature| feature.name()).collect();
+            return refuse(format!("prior has weights for {}, got {name}", names.join(", ")));
+        };
+        let Ok(weight) = value.extract::<f32>() else {
+            return refuse(format!("prior {name} must be a number, got {}", value.repr()?));
+        };
+        weights.push((feature, weight));
     }
-    let numbers = |name: &str| -> PyResult<Vec<f64>> {
-        if !prior.contains(name)? {
-            return refuse(format!("prior needs the key {name}"));
-        }
-        let value = prior.get_item(name)?;
-        value.extract().or_else(|_| refuse(format!("prior {name} must be a list of numbers, got {value}")))
-    };
-    let mut match_lens = Vec::new();
-    for len in numbers(MATCH_LEN)? {
-        if len.fract() != 0.0 || !(1.0..=1e6).contains(&len) {
-            return refuse(format!("prior {MATCH_LEN} must be whole numbers from 1 to 1000000, got {len}"));
-        }
-        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // checked above
-        match_lens.push(len as u32);
-    }
-    let mut probabilities: [Vec<f64>; 5] = Default::default();
-    for (row, name) in probabilities.iter_mut().zip(names) {
-        *row = numbers(name)?;
-    }
-    Ok(Prior { match_lens, probabilities })
+    Ok(weights)
 }
 
 /// Relative time of a target step by the number of tokens that it verifies, over all rows of the batch.
@@ -91,8 +84,8 @@ fn read_prior(prior: &Bound<'_, PyMapping>) -> PyResult<Prior> {
 /// ----------
 /// points
 ///     At least two pairs (total tokens, relative time), token counts rising strictly from 1 or more, times positive
-///     and never falling. Time rises linearly between points; two neighbouring counts make a step. In this version the
-///     curve is read at one row.
+///     and never falling. Time rises linearly between points; two neighbouring counts make a step. A `Drafter` reads
+///     the curve at one row; a `DrafterPool` shares what pays among the rows of the batch.
 ///
 /// Raises
 /// ------
@@ -116,6 +109,17 @@ impl PyCostCurve {
             return refuse(format!("points must be pairs (total tokens, relative time), got {points}"));
         };
         CostCurve::new(points).map(Self).map_err(|error| refused(&error))
+    }
+
+    /// A built-in curve for GPUs of the H100 class: modelled from their memory bandwidth and arithmetic, not measured.
+    #[staticmethod]
+    fn h100() -> Self {
+        Self(CostCurve::h100())
+    }
+
+    /// Relative time of a step that verifies so many tokens.
+    fn step_time(&self, num_tokens: i64) -> PyResult<f64> {
+        Ok(self.0.step_time(limit("num_tokens", num_tokens)?))
     }
 }
 

@@ -1,166 +1,146 @@
 //! How probable it is that the target model agrees with a draft token.
 //!
-//! Two things decide it: how long the match is and how far its earlier continuations agree. Length alone or frequency
-//! alone each ignore half of the evidence.
+//! A logistic model over [`Features`]: the shipped weights serve every text, and with learning on they follow what the
+//! target model accepts and rejects.
 
-use crate::automaton::Continuation;
+use std::sync::{Mutex, PoisonError};
+
+use crate::automaton::TokenId;
 use crate::error::Error;
-use crate::matcher::Match;
+use crate::features::{Feature, Features, NUM_FEATURES, Situation};
+use crate::prior;
 
-/// How far the earlier continuations of a match agree.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Agreement {
-    /// The match has been continued once.
-    Once,
-    /// Twice, by the same token.
-    Twice,
-    /// Three times or more, always by the same token.
-    Always,
-    /// By different tokens, at least half of the time by the most frequent one.
-    Majority,
-    /// By different tokens, none of them half of the time.
-    Plurality,
-}
-
-impl Agreement {
-    /// The five classes, in the order of [`Prior::probabilities`].
-    pub const ALL: [Self; 5] = [Self::Once, Self::Twice, Self::Always, Self::Majority, Self::Plurality];
-
-    /// Name of the class where a prior is written down.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Once => "once",
-            Self::Twice => "twice",
-            Self::Always => "always",
-            Self::Majority => "majority",
-            Self::Plurality => "plurality",
-        }
-    }
-
-    fn of(next: Continuation) -> Self {
-        match (next.count, next.total) {
-            (count, total) if count == total => match total {
-                ..=1 => Self::Once,
-                2 => Self::Twice,
-                _ => Self::Always,
-            },
-            (count, total) if count >= total - count => Self::Majority,
-            _ => Self::Plurality,
-        }
-    }
-}
-
-/// A table of acceptance probabilities, by match length and [`Agreement`].
-#[derive(Clone, Debug, PartialEq)]
-pub struct Prior {
-    /// Match lengths of the table's columns, rising from 1; between them the logarithm of the length interpolates.
-    pub match_lens: Vec<u32>,
-    /// One row per [`Agreement`], one probability per match length.
-    pub probabilities: [Vec<f64>; 5],
-}
-
-impl Default for Prior {
-    /// Middle of the range that five workloads span (RAG, summarization, code edits, tool-calling agents, chat).
-    fn default() -> Self {
-        Self {
-            match_lens: vec![1, 2, 3, 4, 8, 16, 23],
-            probabilities: [
-                vec![0.42, 0.58, 0.67, 0.74, 0.81, 0.88, 0.96],
-                vec![0.56, 0.60, 0.75, 0.80, 0.83, 0.96, 0.98],
-                vec![0.70, 0.84, 0.88, 0.96, 0.96, 0.97, 0.98],
-                vec![0.30, 0.24, 0.29, 0.31, 0.42, 0.42, 0.42],
-                vec![0.13, 0.14, 0.15, 0.16, 0.16, 0.16, 0.16],
-            ],
-        }
-    }
-}
-
-/// Match lengths beyond this one count as this one.
-const MAX_TABLE_LEN: usize = 64;
-
-/// Estimates acceptance. Its owner hands it to drafters and pools, so that what it knows has one place.
-#[derive(Clone, Debug)]
+/// Estimates acceptance. Its owner hands it to drafters and pools, so that what it learns has one place.
+///
+/// ```
+/// use ngram_spec::{AcceptanceModel, Feature, Features};
+///
+/// let model = AcceptanceModel::new(&[(Feature::Bias, 0.0), (Feature::Once, 2.0)], false)?;
+/// let mut features = Features::ZERO;
+/// features[Feature::Bias] = 1.0;
+/// assert_eq!(model.weights().probability(&features), 0.5);
+/// features[Feature::Once] = 1.0;
+/// assert!(model.weights().probability(&features) > 0.88);
+/// # Ok::<(), ngram_spec::Error>(())
+/// ```
+#[derive(Debug)]
 pub struct AcceptanceModel {
-    /// Probability by agreement and match length.
-    table: [[f64; MAX_TABLE_LEN + 1]; 5],
+    prior: Weights,
+    learned: Option<Mutex<Learned>>,
 }
+
+/// One weight per [`Feature`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Weights(pub [f32; NUM_FEATURES]);
+
+impl Weights {
+    /// Probability of acceptance, from 0 to 1.
+    #[must_use]
+    pub fn probability(&self, features: &Features) -> f64 {
+        logistic(self.0.iter().zip(&features.0).map(|(weight, feature)| weight * feature).sum())
+    }
+
+    /// The same without writing the features down.
+    #[must_use]
+    pub fn probability_of(&self, situation: &Situation<'_>, token: TokenId) -> f64 {
+        let mut sum = 0.0;
+        situation.describe(token, &mut |feature, value| sum += self.0[feature as usize] * value);
+        logistic(sum)
+    }
+
+    fn from_pairs(pairs: &[(Feature, f32)]) -> Self {
+        let mut weights = [0.0; NUM_FEATURES];
+        for &(feature, weight) in pairs {
+            weights[feature as usize] = weight;
+        }
+        Self(weights)
+    }
+}
+
+fn logistic(log_odds: f32) -> f64 {
+    1.0 / (1.0 + f64::from(-log_odds).exp())
+}
+
+/// Weights that move, each the slower the more evidence there is for it.
+#[derive(Clone, Debug)]
+struct Learned {
+    weights: Weights,
+    /// How much is known about each weight: the sum of the curvature of the likelihood along it.
+    evidence: [f32; NUM_FEATURES],
+}
+
+/// What the prior is worth, in evidence.
+const PRIOR_EVIDENCE: f32 = 300.0;
+/// Evidence beyond this is forgotten, so that the weights can follow a change of traffic.
+const MAX_EVIDENCE: f32 = 3_000.0;
+/// No weight moves further from the prior than this, whatever is seen.
+const MAX_SHIFT: f32 = 2.0;
 
 impl Default for AcceptanceModel {
     fn default() -> Self {
-        Self::from_valid(&Prior::default())
+        Self::from_valid(Weights(prior::WEIGHTS), false)
     }
 }
 
 impl AcceptanceModel {
-    /// Takes a prior of one's own.
+    /// Takes weights of one's own; those that are not named are 0.
     ///
     /// # Errors
-    /// [`Error::InvalidOption`] when the lengths do not rise from 1, a row has another length than they, or a
-    /// probability lies outside 0 to 1.
-    pub fn new(prior: &Prior) -> Result<Self, Error> {
-        let lens = &prior.match_lens;
-        if lens.first() != Some(&1) || !lens.is_sorted_by(|a, b| a < b) {
-            return Err(Error::option("match_len", "strictly rising from 1", format_args!("{lens:?}")));
+    /// [`Error::InvalidOption`] when a weight is not finite.
+    pub fn new(prior: &[(Feature, f32)], learn: bool) -> Result<Self, Error> {
+        match prior.iter().find(|(_, weight)| !weight.is_finite()) {
+            Some((feature, weight)) => Err(Error::option(feature.name(), "a finite weight", weight)),
+            None => Ok(Self::from_valid(Weights::from_pairs(prior), learn)),
         }
-        for (agreement, row) in Agreement::ALL.iter().zip(&prior.probabilities) {
-            if row.len() != lens.len() {
-                return Err(Error::option(
-                    agreement.name(),
-                    "one prior probability per match length",
-                    format_args!("{row:?}"),
-                ));
-            }
-            if let Some(p) = row.iter().find(|p| !(0.0..=1.0).contains(*p)) {
-                return Err(Error::option(agreement.name(), "prior probabilities from 0 to 1", p));
-            }
-        }
-        Ok(Self::from_valid(prior))
     }
 
-    fn from_valid(prior: &Prior) -> Self {
-        let table = std::array::from_fn(|row| {
-            std::array::from_fn(|len| interpolate(&prior.match_lens, &prior.probabilities[row], len))
-        });
-        Self { table }
+    /// The shipped weights, followed by what is learned.
+    #[must_use]
+    pub fn learning() -> Self {
+        Self::from_valid(Weights(prior::WEIGHTS), true)
     }
 
-    /// Probability that the target model emits the continuation of the longest match, given the matches at this
-    /// point, longest first.
-    ///
-    /// A shorter match has occurred at more places. Where it has always been continued by the same token, it may
-    /// know more than a longer one that was seen once.
-    pub fn probability(&self, matches: impl Iterator<Item = Match>) -> f64 {
-        let mut best = 0.0_f64;
-        for (rank, found) in matches.enumerate() {
-            let agreement = Agreement::of(found.next);
-            best = best.max(self.lookup(agreement, found.len));
-            let disagrees = matches!(agreement, Agreement::Majority | Agreement::Plurality);
-            if disagrees || rank + 1 == MAX_MATCHES {
-                break;
-            }
+    fn from_valid(prior: Weights, learn: bool) -> Self {
+        let start = || Mutex::new(Learned { weights: prior, evidence: [PRIOR_EVIDENCE; NUM_FEATURES] });
+        Self { prior, learned: learn.then(start) }
+    }
+
+    /// Whether [`Self::observe`] changes anything.
+    #[must_use]
+    pub fn learns(&self) -> bool {
+        self.learned.is_some()
+    }
+
+    /// The weights as they stand.
+    #[must_use]
+    pub fn weights(&self) -> Weights {
+        match &self.learned {
+            // Weights are whole at any moment, so a panic elsewhere has not harmed them.
+            Some(learned) => learned.lock().unwrap_or_else(PoisonError::into_inner).weights,
+            None => self.prior,
         }
-        best
     }
 
-    fn lookup(&self, agreement: Agreement, match_len: u32) -> f64 {
-        self.table[agreement as usize][(match_len as usize).min(MAX_TABLE_LEN)]
+    /// Learns from draft tokens that the target model accepted, and from the first one that it rejected.
+    pub fn observe<'a>(&self, outcomes: impl Iterator<Item = (&'a Features, bool)>) {
+        let Some(learned) = &self.learned else { return };
+        let mut learned = learned.lock().unwrap_or_else(PoisonError::into_inner);
+        for (features, was_accepted) in outcomes {
+            learned.observe(features, was_accepted, &self.prior);
+        }
     }
 }
 
-/// Matches that are looked at per draft token; each further one is a cache miss and says less.
-const MAX_MATCHES: usize = 4;
-
-#[allow(clippy::cast_precision_loss)] // lengths are small
-fn interpolate(lens: &[u32], values: &[f64], len: usize) -> f64 {
-    let above = lens.partition_point(|&at| (at as usize) < len);
-    match above {
-        0 => values[0],
-        _ if above == lens.len() => values[above - 1],
-        _ => {
-            let (from, to) = (f64::from(lens[above - 1]).ln(), f64::from(lens[above]).ln());
-            let share = ((len as f64).ln() - from) / (to - from);
-            values[above - 1] + share * (values[above] - values[above - 1])
+impl Learned {
+    #[allow(clippy::cast_possible_truncation)] // a probability
+    fn observe(&mut self, features: &Features, was_accepted: bool, prior: &Weights) {
+        let p = self.weights.probability(features) as f32;
+        let error = f32::from(u8::from(was_accepted)) - p;
+        let curvature = p * (1.0 - p);
+        let moved = self.weights.0.iter_mut().zip(&mut self.evidence).zip(&features.0).zip(&prior.0);
+        for (((weight, evidence), feature), prior) in moved {
+            *evidence = (*evidence + curvature * feature * feature).min(MAX_EVIDENCE);
+            *weight = (*weight + error * feature / *evidence).clamp(prior - MAX_SHIFT, prior + MAX_SHIFT);
         }
     }
 }

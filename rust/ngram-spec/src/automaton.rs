@@ -176,7 +176,7 @@ impl SuffixAutomaton {
         let link = match known {
             None => StateId::ROOT,
             Some(slot) => {
-                let next = self.resolve(self.arena.target(&self.states[at.index()].edges, slot));
+                let next = self.resolve(self.arena.get(&self.states[at.index()].edges, slot).target);
                 let len = self.states[at.index()].len + 1;
                 let link = self.branching_state(next, len);
                 self.count_known(at, slot, next, link);
@@ -220,7 +220,7 @@ impl SuffixAutomaton {
         for num_walked in 0.. {
             redirecting = redirecting && {
                 let edges = &self.states[at.index()].edges;
-                self.resolve(self.arena.target(edges, slot)) == self.resolve(next)
+                self.resolve(self.arena.get(edges, slot).target) == self.resolve(next)
             };
             let counting = num_walked < MAX_COUNTED_LINKS && at != StateId::ROOT;
             if !redirecting && !counting {
@@ -295,14 +295,26 @@ impl SuffixAutomaton {
         }
     }
 
-    /// The state after the most frequent continuation, or `None` where [`Self::continuation`] is.
+    /// How often a token has followed the state's strings.
     #[must_use]
-    pub fn follow(&self, state: StateId) -> Option<StateId> {
+    pub fn count_of(&self, state: StateId, token: TokenId) -> u32 {
         match state.as_leaf() {
-            Some(end) => ((end as usize) < self.tokens.len()).then(|| self.resolve(StateId::leaf(end + 1))),
+            Some(end) => u32::from(self.tokens.get(end as usize) == Some(&token)),
             None => {
                 let edges = &self.states[state.index()].edges;
-                (!edges.is_empty()).then(|| self.resolve(edges.best.target))
+                self.arena.find(edges, token).map_or(0, |slot| self.arena.get(edges, slot).count)
+            }
+        }
+    }
+
+    /// The state after a token, or `None` when it has never followed.
+    #[must_use]
+    pub fn follow(&self, state: StateId, token: TokenId) -> Option<StateId> {
+        match state.as_leaf() {
+            Some(end) => (self.tokens.get(end as usize) == Some(&token)).then(|| self.resolve(StateId::leaf(end + 1))),
+            None => {
+                let edges = &self.states[state.index()].edges;
+                self.arena.find(edges, token).map(|slot| self.resolve(self.arena.get(edges, slot).target))
             }
         }
     }

@@ -3,8 +3,10 @@
 use std::sync::Arc;
 
 use crate::acceptance::AcceptanceModel;
-use crate::automaton::{SuffixAutomaton, TokenId};
+use crate::automaton::{Continuation, SuffixAutomaton, TokenId};
+use crate::copying::Copying;
 use crate::error::{Error, check_tokens};
+use crate::features::{Features, HitRates, Situation};
 use crate::matcher::Matcher;
 use crate::policy::{DraftCost, DraftPlan};
 
@@ -62,6 +64,15 @@ pub struct Draft {
     pub match_len: usize,
 }
 
+/// One token that could come next at some position of a draft.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Candidate {
+    /// The token.
+    pub token: TokenId,
+    /// Probability of its being accepted.
+    pub probability: f64,
+}
+
 /// Drafts for one request.
 ///
 /// ```
@@ -77,6 +88,10 @@ pub struct Draft {
 #[derive(Clone, Debug)]
 pub struct Drafter {
     automaton: SuffixAutomaton,
+    copying: Option<Copying>,
+    rates: HitRates,
+    /// The last draft, until it is known what became of it.
+    pending: Vec<(TokenId, Features)>,
     options: Arc<DraftOptions>,
 }
 
@@ -88,55 +103,157 @@ impl Drafter {
     pub fn new(prompt: &[TokenId], options: impl Into<Arc<DraftOptions>>) -> Result<Self, Error> {
         let options = options.into();
         options.check()?;
-        let mut drafter = Self { automaton: SuffixAutomaton::default(), options };
+        let mut drafter = Self {
+            automaton: SuffixAutomaton::default(),
+            copying: None,
+            rates: HitRates::default(),
+            pending: Vec::new(),
+            options,
+        };
         drafter.extend(prompt)?;
         Ok(drafter)
     }
 
-    /// Appends what the target model emitted.
+    /// Appends what the target model emitted, and learns from it what became of the last draft.
     ///
     /// # Errors
     /// When there is a negative id among the tokens, or the context grows too long. Nothing is appended then.
     pub fn extend(&mut self, token_ids: &[TokenId]) -> Result<(), Error> {
         check_tokens(self.automaton.tokens().len(), token_ids)?;
+        self.learn(token_ids);
         self.automaton.reserve(token_ids.len());
+        let mut foretold = self.longest_continuation();
         for &token in token_ids {
+            self.rates = self.rates.after(foretold.is_some_and(|(_, next)| next.token == token));
             self.automaton.push(token);
+            foretold = self.longest_continuation();
+            self.copying = Copying::after(self.copying, self.automaton.tokens(), foretold);
         }
         Ok(())
     }
 
+    /// The longest match and what followed it.
+    fn longest_continuation(&self) -> Option<(u32, Continuation)> {
+        let state = self.automaton.longest_match();
+        let len = self.automaton.len_of(state);
+        if len == 0 { None } else { Some((len, self.automaton.continuation(state)?)) }
+    }
+
+    /// A rejection teaches about the first rejected token only; where the emitted tokens end sooner, what lies behind
+    /// them was cut and teaches nothing.
+    fn learn(&mut self, token_ids: &[TokenId]) {
+        let num_accepted = self.pending.iter().zip(token_ids).take_while(|((draft, _), token)| draft == *token).count();
+        let outcomes = self.pending.iter().zip(token_ids).take(num_accepted + 1);
+        self.options.acceptance.observe(outcomes.map(|((draft, features), token)| (features, draft == token)));
+        if !token_ids.is_empty() {
+            self.pending.clear();
+        }
+    }
+
     /// Proposes the next tokens, at most `max_draft_tokens` of them.
     #[must_use]
-    pub fn draft(&self, max_draft_tokens: u32) -> Draft {
-        let mut draft = Draft::default();
-        let options = &*self.options;
-        let mut matcher = Matcher::new(&self.automaton);
+    pub fn draft(&mut self, max_draft_tokens: u32) -> Draft {
+        let options = Arc::clone(&self.options);
         let mut plan = DraftPlan::new(&options.draft_cost, max_draft_tokens);
-        let mut goes_on = max_draft_tokens > 0;
-        while goes_on {
-            let mut matches = matcher.matches().peekable();
-            let Some(longest) = matches.peek().copied().filter(|found| found.len >= options.min_match_len) else {
-                break;
-            };
-            let probability = options.acceptance.probability(matches);
-            draft.token_ids.push(longest.next.token);
-            draft.probabilities.push(probability);
-            if draft.token_ids.len() == 1 {
-                draft.match_len = longest.len as usize;
-            }
-            goes_on = plan.push(probability) && !options.eos_token_ids.contains(&longest.next.token);
-            matcher.advance();
-        }
-        draft.token_ids.truncate(plan.best_len());
-        draft.probabilities.truncate(plan.best_len());
+        let mut draft = self.draft_while(max_draft_tokens, |probability| plan.push(probability));
+        self.cut(&mut draft, plan.best_len());
         draft
+    }
+
+    /// Drafts until `goes_on`, which is told each token's probability, returns false; that token is still drafted.
+    pub(crate) fn draft_while(&mut self, max_draft_tokens: u32, mut goes_on: impl FnMut(f64) -> bool) -> Draft {
+        let mut draft = Draft::default();
+        let mut pending = std::mem::take(&mut self.pending);
+        pending.clear();
+        let learns = self.options.acceptance.learns();
+        self.walk(max_draft_tokens, |situation, candidates| {
+            let Candidate { token, probability } = candidates[0];
+            if draft.token_ids.is_empty() {
+                draft.match_len = situation.longest.map_or(0, |found| found.len as usize);
+            }
+            draft.token_ids.push(token);
+            draft.probabilities.push(probability);
+            if learns {
+                pending.push((token, situation.features(token)));
+            }
+            goes_on(probability)
+        });
+        self.pending = pending;
+        draft
+    }
+
+    /// Shortens the draft just made; nothing is learned from what is cut.
+    pub(crate) fn cut(&mut self, draft: &mut Draft, len: usize) {
+        draft.token_ids.truncate(len);
+        draft.probabilities.truncate(len);
+        self.pending.truncate(len);
+    }
+
+    /// All candidates at each position of the draft that would be made if every token paid; the one that is drafted
+    /// comes first. For fitting and for looking into a draft.
+    #[must_use]
+    pub fn candidates(&self, max_draft_tokens: u32) -> Vec<Vec<(Candidate, Features)>> {
+        let mut positions = Vec::new();
+        self.walk(max_draft_tokens, |situation, candidates| {
+            let described = candidates.iter().map(|candidate| (*candidate, situation.features(candidate.token)));
+            positions.push(described.collect());
+            true
+        });
+        positions
+    }
+
+    /// Goes on with the most probable candidate, position by position, until `visit` returns false.
+    fn walk(&self, max_draft_tokens: u32, mut visit: impl FnMut(&Situation<'_>, &[Candidate]) -> bool) {
+        let options = &*self.options;
+        let weights = options.acceptance.weights();
+        let tokens = self.automaton.tokens();
+        let mut matcher = Matcher::new(&self.automaton);
+        let mut copying = self.copying.map(|copying| copying.located(tokens));
+        let mut rates = self.rates;
+        let mut candidates: Vec<Candidate> = Vec::with_capacity(3);
+        for position in 0..max_draft_tokens as usize {
+            let mut matches = matcher.matches();
+            let longest = matches.next().filter(|found| found.len >= options.min_match_len);
+            let shorter = longest.and_then(|_| matches.next());
+            copying = copying.filter(|copying| copying.num_copied >= options.min_match_len);
+            let expected = copying.and_then(|copying| tokens.get(copying.next as usize).copied());
+            let situation = Situation { automaton: &self.automaton, longest, shorter, copying, rates, position };
+
+            candidates.clear();
+            for token in [longest.map(|found| found.next.token), expected, shorter.map(|found| found.next.token)] {
+                if let Some(token) = token
+                    && !candidates.iter().any(|other| other.token == token)
+                {
+                    candidates.push(Candidate { token, probability: weights.probability_of(&situation, token) });
+                }
+            }
+            // Among equals the first one is drafted: the longest match knows best.
+            let best = (0..candidates.len())
+                .reduce(|best, at| if candidates[at].probability > candidates[best].probability { at } else { best });
+            let Some(best) = best else { return };
+            candidates.swap(0, best);
+            let best = candidates[0];
+            let goes_on = visit(&situation, &candidates);
+            if !goes_on || options.eos_token_ids.contains(&best.token) {
+                return;
+            }
+            matcher.advance(best.token);
+            rates = rates.after(longest.is_some_and(|found| found.next.token == best.token));
+            // No search for a way back within a draft: nothing has been emitted that could show it.
+            copying = copying.filter(|_| expected == Some(best.token)).map(Copying::advance);
+        }
     }
 
     /// The context, in order.
     #[must_use]
     pub fn tokens(&self) -> &[TokenId] {
         self.automaton.tokens()
+    }
+
+    /// The copy that is going on, or that an edit has just broken.
+    #[must_use]
+    pub fn copying(&self) -> Option<Copying> {
+        self.copying
     }
 
     /// Bytes that the index holds.

@@ -101,10 +101,10 @@ impl EdgeArena {
         Some(Slot::Arena(list.block as usize + at))
     }
 
-    pub(crate) fn target(&self, list: &EdgeList, slot: Slot) -> StateId {
+    pub(crate) fn get<'a>(&'a self, list: &'a EdgeList, slot: Slot) -> &'a Edge {
         match slot {
-            Slot::Best => list.best.target,
-            Slot::Arena(at) => self.slots[at].target,
+            Slot::Best => &list.best,
+            Slot::Arena(at) => &self.slots[at],
         }
     }
 
@@ -306,10 +306,7 @@ mod tests {
             }
             for (list, twin) in lists.iter().zip(&twins) {
                 for token in 0..200 {
-                    let count = arena.find(list, token).map(|slot| match slot {
-                        Slot::Best => list.best.count,
-                        Slot::Arena(at) => arena.slots[at].count,
-                    });
+                    let count = arena.find(list, token).map(|slot| arena.get(list, slot).count);
                     prop_assert_eq!(count, twin.get(&token).copied());
                 }
             }

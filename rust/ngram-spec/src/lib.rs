@@ -28,6 +28,12 @@ pub mod automaton;
 
 pub mod matcher;
 
+pub mod copying;
+
+pub mod features;
+
+mod prior;
+
 pub mod acceptance;
 
 pub mod policy;
@@ -38,9 +44,10 @@ mod rows;
 
 pub mod pool;
 
-pub use acceptance::{AcceptanceModel, Prior};
+pub use acceptance::AcceptanceModel;
 pub use automaton::{StateId, SuffixAutomaton, TokenId};
 pub use drafter::{Draft, DraftOptions, Drafter};
 pub use error::Error;
+pub use features::{Feature, Features};
 pub use policy::{CostCurve, DraftCost};
 pub use pool::{DrafterPool, PoolOptions, PoolStats, Row};

@@ -1,10 +1,12 @@
 //! The longest match of what the context ends with, followed token by token.
 
-use crate::automaton::{Continuation, StateId, SuffixAutomaton};
+use crate::automaton::{Continuation, StateId, SuffixAutomaton, TokenId};
 
 /// One match: its length, and what followed it earlier in the context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Match {
+    /// The automaton's state.
+    pub state: StateId,
     /// Tokens of the match.
     pub len: u32,
     /// What followed it.
@@ -13,8 +15,8 @@ pub struct Match {
 
 /// Where a draft stands: the longest suffix of context and draft that the context continues.
 ///
-/// Each step takes the most frequent continuation of that match. A draft that reaches the end of the context goes on
-/// at the next shorter match and so runs on into what it has itself drafted, which is what periodic text needs.
+/// A draft that reaches the end of the context goes on at the next shorter match and so runs on into what it has
+/// itself drafted, which is what periodic text needs.
 #[derive(Clone, Debug)]
 pub struct Matcher<'a> {
     automaton: &'a SuffixAutomaton,
@@ -40,12 +42,18 @@ impl<'a> Matcher<'a> {
         Matches { automaton: self.automaton, state: self.state, len: Some(self.len) }
     }
 
-    /// Takes the most frequent continuation of the longest match.
-    pub fn advance(&mut self) {
-        if let Some(next) = self.automaton.follow(self.state) {
-            self.state = next;
-            self.len += 1;
+    /// Goes on with a token: the matches become those that it has followed.
+    pub fn advance(&mut self, token: TokenId) {
+        while self.len > 0 {
+            if let Some(next) = self.automaton.follow(self.state, token) {
+                (self.state, self.len) = (next, self.len + 1);
+                return;
+            }
+            self.state = self.automaton.link(self.state);
+            self.len = self.automaton.len_of(self.state);
         }
+        let single = self.automaton.follow(StateId::ROOT, token);
+        (self.state, self.len) = single.map_or((StateId::ROOT, 0), |state| (state, 1));
     }
 }
 
@@ -70,6 +78,6 @@ impl Iterator for Matches<'_> {
             // The root is its own link, so the iteration has ended for good.
             return None;
         }
-        Some(Match { len, next: self.automaton.continuation(self.state)? })
+        Some(Match { state: self.state, len, next: self.automaton.continuation(self.state)? })
     }
 }

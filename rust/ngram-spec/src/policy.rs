@@ -4,6 +4,7 @@
 //! model's own) plus each draft token with the probability that it and all before it are accepted. The best draft is
 //! the one with the most expected tokens per unit of time.
 
+use crate::edges::u32_from;
 use crate::error::Error;
 
 /// Relative time of a target step by the number of tokens it verifies, over all rows of the batch.
@@ -38,6 +39,17 @@ impl CostCurve {
         Ok(Self { points })
     }
 
+    /// A built-in curve for GPUs of the H100 class.
+    ///
+    /// Modelled, not measured: reading the weights (3.35 TB/s) takes as long as computing with them (990 TFLOP/s in
+    /// 16 bits, of which 60 % are reached) at some 220 tokens; around that point both bound the step.
+    #[must_use]
+    pub fn h100() -> Self {
+        let tokens = [1, 16, 32, 64, 96, 128, 160, 192, 224, 256, 320, 384, 512, 768, 1_024, 2_048];
+        let time = |tokens: u32| (1.0 + (f64::from(tokens) / 220.0).powi(3)).cbrt();
+        Self { points: tokens.map(|tokens| (tokens, time(tokens))).to_vec() }
+    }
+
     /// Relative time of a step that verifies `num_tokens` tokens.
     #[must_use]
     pub fn step_time(&self, num_tokens: u32) -> f64 {
@@ -55,7 +67,7 @@ impl CostCurve {
 pub enum DraftCost {
     /// Each draft token costs the same share of a step.
     PerToken(f64),
-    /// A measured curve, read at one row.
+    /// A measured curve over all tokens of the step: one row's for a [`crate::Drafter`], the batch's for a pool.
     Curve(CostCurve),
 }
 
@@ -132,4 +144,40 @@ impl<'a> DraftPlan<'a> {
     pub fn best_len(&self) -> usize {
         self.best_len as usize
     }
+}
+
+/// Lengths of the drafts of a batch that bring the most tokens per unit of time together.
+///
+/// `probabilities` holds for each row that of each draft token given those before it; `num_rows` counts all rows of the
+/// step, those without a draft too. Tokens are added most probable first. A row's tokens come in their order, since
+/// a token can be accepted only if all before it were.
+#[must_use]
+pub fn plan_batch(curve: &CostCurve, num_rows: usize, probabilities: &[&[f64]]) -> Vec<usize> {
+    let mut tokens: Vec<(f64, usize)> = Vec::new();
+    for (row, probabilities) in probabilities.iter().enumerate() {
+        let joint = probabilities.iter().scan(1.0, |joint, p| {
+            *joint *= p;
+            Some(*joint)
+        });
+        tokens.extend(joint.map(|joint| (joint, row)));
+    }
+    // Stable, so that equally probable tokens of one row keep their order and the result does not depend on chance.
+    tokens.sort_by(|a, b| b.0.total_cmp(&a.0));
+
+    let mut num_tokens = u32_from(num_rows);
+    let mut expected = f64::from(num_tokens);
+    let (mut best_rate, mut best_num) = (expected / curve.step_time(num_tokens), 0);
+    for (at, (joint, _)) in tokens.iter().enumerate() {
+        num_tokens += 1;
+        expected += joint;
+        let rate = expected / curve.step_time(num_tokens);
+        if rate > best_rate {
+            (best_rate, best_num) = (rate, at + 1);
+        }
+    }
+    let mut lens = vec![0; probabilities.len()];
+    for &(_, row) in &tokens[..best_num] {
+        lens[row] += 1;
+    }
+    lens
 }

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use crate::automaton::{MAX_CONTEXT_LEN, TokenId};
-use crate::drafter::{DraftOptions, Drafter};
+use crate::drafter::{Draft, DraftOptions, Drafter};
 use crate::error::Error;
+use crate::policy::{DraftCost, plan_batch};
 use crate::rows::{Entries, Entry, EntryId};
 
 /// Tokens that one call indexes at most for rows that are far behind, over all rows: a few milliseconds where every access
@@ -14,6 +15,8 @@ const MAX_INDEXED_PER_CALL: usize = 8_192;
 const MAX_CATCH_UP: usize = 256;
 /// Entries without a row that are kept for rows that come back.
 const MAX_IDLE_ENTRIES: usize = 1_024;
+/// Tokens that are accepted less often than this do not take part when a batch shares out what pays.
+const MIN_SHARED_PROBABILITY: f64 = 0.01;
 /// Bytes that are set aside per token before a row is indexed. Text needs fewer; what it really took is counted after.
 pub const RESERVED_BYTES_PER_TOKEN: usize = 64;
 
@@ -143,9 +146,10 @@ impl DrafterPool {
         }
         self.drop_newest();
 
-        let drafts = rows.iter().zip(&found).map(|(row, entry)| self.draft(row, *entry)).collect();
+        let mut drafts: Vec<Draft> = rows.iter().zip(&found).map(|(row, entry)| self.draft(row, *entry)).collect();
+        self.share(&mut drafts, &found);
         self.entries.remember(found);
-        drafts
+        drafts.into_iter().map(|draft| draft.token_ids).collect()
     }
 
     /// Takes the oldest entries without a row out while there are too many.
@@ -242,9 +246,11 @@ impl DrafterPool {
         }
     }
 
-    fn draft(&mut self, row: &Row<'_>, entry: Option<EntryId>) -> Vec<TokenId> {
+    /// The draft of one row: by itself where a token costs the same in every batch, and otherwise as long as it may
+    /// get when the batch shares out what pays.
+    fn draft(&mut self, row: &Row<'_>, entry: Option<EntryId>) -> Draft {
         if row.max_draft_tokens == 0 {
-            return Vec::new();
+            return Draft::default();
         }
         self.stats.num_rows += 1;
         let room = self.limits.max_context_len.map_or(usize::MAX, |max| max.saturating_sub(row.tokens.len() + 1));
@@ -252,15 +258,39 @@ impl DrafterPool {
         let limit = u32::try_from(room).map_or(limit, |room| limit.min(room));
         let up_to_date = |entry: &&mut Entry| entry.drafter.tokens().len() == row.tokens.len();
         let Some(entry) = entry.and_then(|id| self.entries.get_mut(id)).filter(up_to_date) else {
-            return Vec::new();
+            return Draft::default();
         };
-        let mut draft = entry.drafter.draft(limit).token_ids;
+        let mut draft = match &self.options.draft_cost {
+            DraftCost::PerToken(_) => entry.drafter.draft(limit),
+            DraftCost::Curve(_) => {
+                let mut joint = 1.0;
+                entry.drafter.draft_while(limit, |probability| {
+                    joint *= probability;
+                    joint > MIN_SHARED_PROBABILITY
+                })
+            }
+        };
         if let Some(vocab_size) = self.limits.vocab_size {
-            let valid = draft.iter().take_while(|id| id.cast_unsigned() < vocab_size).count();
-            draft.truncate(valid);
+            let num_valid = draft.token_ids.iter().take_while(|id| id.cast_unsigned() < vocab_size).count();
+            entry.drafter.cut(&mut draft, num_valid);
         }
-        self.stats.num_drafts += u64::from(!draft.is_empty());
-        self.stats.num_draft_tokens += draft.len() as u64;
         draft
+    }
+
+    /// Cuts the drafts of a batch to what pays together, and counts them.
+    fn share(&mut self, drafts: &mut [Draft], found: &[Option<EntryId>]) {
+        if let DraftCost::Curve(curve) = &self.options.draft_cost {
+            let probabilities: Vec<&[f64]> = drafts.iter().map(|draft| &draft.probabilities[..]).collect();
+            let lens = plan_batch(curve, drafts.len(), &probabilities);
+            for ((draft, len), entry) in drafts.iter_mut().zip(lens).zip(found) {
+                if let Some(entry) = entry.and_then(|id| self.entries.get_mut(id)) {
+                    entry.drafter.cut(draft, len);
+                }
+            }
+        }
+        for draft in drafts {
+            self.stats.num_drafts += u64::from(!draft.token_ids.is_empty());
+            self.stats.num_draft_tokens += draft.token_ids.len() as u64;
+        }
     }
 }

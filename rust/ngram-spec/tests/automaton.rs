@@ -4,8 +4,9 @@
 
 mod naive;
 
-use ngram_spec::matcher::{Match, Matcher};
-use ngram_spec::{AcceptanceModel, DraftCost, DraftOptions, Drafter, Prior, SuffixAutomaton, TokenId};
+use ngram_spec::automaton::Continuation;
+use ngram_spec::matcher::Matcher;
+use ngram_spec::{AcceptanceModel, DraftCost, DraftOptions, Drafter, Feature, SuffixAutomaton, TokenId};
 use proptest::prelude::*;
 
 fn automaton_of(text: &[TokenId]) -> SuffixAutomaton {
@@ -16,38 +17,37 @@ fn automaton_of(text: &[TokenId]) -> SuffixAutomaton {
     automaton
 }
 
-/// Drafts whatever matches, however improbable.
+/// Drafts whatever matches, however improbable, and nothing else.
 fn eager() -> DraftOptions {
-    let sure = Prior { match_lens: vec![1], probabilities: std::array::from_fn(|_| vec![1.0]) };
-    DraftOptions {
-        acceptance: AcceptanceModel::new(&sure).unwrap().into(),
-        draft_cost: DraftCost::per_token(0.0).unwrap(),
-        ..DraftOptions::default()
-    }
+    let sure = AcceptanceModel::new(&[(Feature::Bias, 20.0), (Feature::NoMatch, -100.0)], false).unwrap();
+    DraftOptions { acceptance: sure.into(), draft_cost: DraftCost::per_token(0.0).unwrap(), ..DraftOptions::default() }
 }
 
-/// Matches along a draft of `num_tokens`, by the automaton.
-fn check_against_twin(text: &[TokenId], num_tokens: usize) {
+/// Lengths and continuations of the matches of what `all` ends with, by the twin.
+fn naive_matches(text: &[TokenId], all: &[TokenId]) -> Vec<(u32, Continuation)> {
+    let with_continuation = |len: usize| {
+        let next = naive::continuation(text, &all[all.len() - len..]).unwrap();
+        (u32::try_from(len).unwrap(), next)
+    };
+    naive::match_lens(text, all).into_iter().map(with_continuation).collect()
+}
+
+/// Compares the matches along a path: where `path` ends, the most frequent continuation goes on.
+fn check_against_twin(text: &[TokenId], path: &[TokenId], num_drafted: usize) {
     let automaton = automaton_of(text);
     assert_eq!(automaton.tokens(), text);
     let mut matcher = Matcher::new(&automaton);
     let mut all = text.to_vec();
-    for _ in 0..num_tokens {
-        let found: Vec<Match> = matcher.matches().collect();
-        let expected: Vec<Match> = naive::match_lens(text, &all)
-            .into_iter()
-            .map(|len| {
-                let next = naive::continuation(text, &all[all.len() - len..]).unwrap();
-                Match { len: u32::try_from(len).unwrap(), next }
-            })
-            .collect();
-        assert_eq!(found, expected, "text {text:?}, drafted {:?}", &all[text.len()..]);
-        let Some(longest) = found.first() else { break };
-        all.push(longest.next.token);
-        matcher.advance();
+    for position in 0..path.len() + num_drafted {
+        let found: Vec<_> = matcher.matches().map(|found| (found.len, found.next)).collect();
+        assert_eq!(found, naive_matches(text, &all), "text {text:?}, then {:?}", &all[text.len()..]);
+        let Some(&token) = path.get(position).or(found.first().map(|(_, next)| &next.token)) else { break };
+        all.push(token);
+        matcher.advance(token);
     }
-    let draft = Drafter::new(text, eager()).unwrap().draft(u32::try_from(num_tokens).unwrap());
-    assert_eq!(draft.token_ids, naive::draft(text, num_tokens), "text {text:?}");
+    let num_drafted = u32::try_from(num_drafted).unwrap();
+    let draft = Drafter::new(text, eager()).unwrap().draft(num_drafted);
+    assert_eq!(draft.token_ids, naive::draft(text, num_drafted as usize), "text {text:?}");
 }
 
 #[test]
@@ -55,7 +55,7 @@ fn every_context_over_three_tokens_up_to_length_8_agrees_with_the_twin() {
     for len in 0..=8u32 {
         for number in 0..3u32.pow(len) {
             let text: Vec<TokenId> = (0..len).map(|digit| (number / 3u32.pow(digit) % 3).cast_signed()).collect();
-            check_against_twin(&text, 6);
+            check_against_twin(&text, &[], 6);
         }
     }
 }
@@ -63,7 +63,7 @@ fn every_context_over_three_tokens_up_to_length_8_agrees_with_the_twin() {
 #[test]
 fn a_run_of_equal_tokens_longer_than_the_counted_links_agrees_with_the_twin() {
     for len in [31, 32, 33, 34, 35, 50, 70] {
-        check_against_twin(&vec![7; len], 3);
+        check_against_twin(&vec![7; len], &[], 3);
     }
 }
 
@@ -72,7 +72,7 @@ fn periodic_text_with_a_break_agrees_with_the_twin() {
     for period in [2, 3, 5] {
         let mut text: Vec<TokenId> = (0..60).map(|at| at % period).collect();
         text.extend([9, 9, 0, 1]);
-        check_against_twin(&text, 4);
+        check_against_twin(&text, &[1, 0], 4);
     }
 }
 
@@ -120,8 +120,9 @@ proptest! {
     #[test]
     fn random_texts_agree_with_the_twin(
         text in (1..12i32).prop_flat_map(|alphabet| prop::collection::vec(0..alphabet, 0..40)),
+        path in prop::collection::vec(0..12i32, 0..6),
     ) {
-        check_against_twin(&text, 8);
+        check_against_twin(&text, &path, 8);
     }
 
     #[test]
@@ -136,7 +137,7 @@ proptest! {
             text.extend_from_slice(&base[from..from + len]);
             text.push(other);
         }
-        check_against_twin(&text, 8);
+        check_against_twin(&text, &[], 8);
     }
 
     #[test]
@@ -144,7 +145,7 @@ proptest! {
         text in prop::collection::vec(0..4i32, 0..200), cut in 0..200usize,
     ) {
         let cut = cut.min(text.len());
-        let whole = Drafter::new(&text, eager()).unwrap();
+        let mut whole = Drafter::new(&text, eager()).unwrap();
         let mut pieces = Drafter::new(&text[..cut], eager()).unwrap();
         pieces.extend(&text[cut..]).unwrap();
         prop_assert_eq!(whole.draft(20), pieces.draft(20));

@@ -1,25 +1,30 @@
-//! Probabilities come from the table, and drafts end where the next token would cost more than it brings.
+//! Drafts end where the next token would cost more than it brings, at their limits, and at EOS.
 
 #![allow(missing_docs, clippy::unwrap_used)]
 
-use ngram_spec::policy::DraftPlan;
-use ngram_spec::{AcceptanceModel, CostCurve, DraftCost, DraftOptions, Drafter, Error, Prior, TokenId};
+use ngram_spec::policy::{DraftPlan, plan_batch};
+use ngram_spec::{CostCurve, DraftCost, DraftOptions, Drafter, Error, TokenId};
 use proptest::prelude::*;
 
-/// The best length by trying each: most expected tokens per unit of time, the shortest among equals.
-fn best_len_by_trial(probabilities: &[f64], step_time: impl Fn(usize) -> f64) -> usize {
-    let rate = |len: usize| {
-        let mut joint = 1.0;
-        let accepted: f64 = probabilities[..len]
-            .iter()
-            .map(|p| {
-                joint *= p;
-                joint
-            })
-            .sum();
-        (1.0 + accepted) / step_time(len)
-    };
-    (0..=probabilities.len()).fold(0, |best, len| if rate(len) > rate(best) + 1e-12 { len } else { best })
+/// Expected tokens per unit of time of a draft.
+fn rate(draft: &[f64], step_time: impl Fn(u32) -> f64) -> f64 {
+    let mut joint = 1.0;
+    let accepted: f64 = draft
+        .iter()
+        .map(|p| {
+            joint *= p;
+            joint
+        })
+        .sum();
+    (1.0 + accepted) / step_time(u32::try_from(draft.len()).unwrap())
+}
+
+/// Checks that no other length has a better rate.
+fn check_best(cost: &DraftCost, probabilities: &[f64], step_time: impl Fn(u32) -> f64) {
+    let planned = rate(&probabilities[..planned_len(cost, probabilities)], &step_time);
+    for len in 0..=probabilities.len() {
+        assert!(planned >= rate(&probabilities[..len], &step_time) - 1e-12, "{probabilities:?} {cost:?} {len}");
+    }
 }
 
 fn planned_len(cost: &DraftCost, probabilities: &[f64]) -> usize {
@@ -58,9 +63,7 @@ proptest! {
         steps in prop::collection::vec((1..4u32, 0.0..0.5f64), 1..10),
     ) {
         let per_token = DraftCost::per_token(cost).unwrap();
-        #[allow(clippy::cast_precision_loss)]
-        let time = |len: usize| 1.0 + cost * len as f64;
-        prop_assert_eq!(planned_len(&per_token, &probabilities), best_len_by_trial(&probabilities, time));
+        check_best(&per_token, &probabilities, |num_drafted| 1.0 + cost * f64::from(num_drafted));
 
         let mut points = vec![(1, 1.0)];
         for (tokens, time) in steps {
@@ -68,10 +71,44 @@ proptest! {
             points.push((last_tokens + tokens, last_time + time));
         }
         let curve = CostCurve::new(points).unwrap();
-        let time = |len: usize| curve.step_time(1 + u32::try_from(len).unwrap());
-        let expected = best_len_by_trial(&probabilities, time);
-        prop_assert_eq!(planned_len(&DraftCost::Curve(curve.clone()), &probabilities), expected);
+        let cost = DraftCost::Curve(curve.clone());
+        check_best(&cost, &probabilities, |num_drafted| curve.step_time(1 + num_drafted));
     }
+}
+
+proptest! {
+    #[test]
+    fn no_other_lengths_of_a_batch_have_a_better_rate(
+        rows in prop::collection::vec(prop::collection::vec(0.0..1.0f64, 0..4), 1..4),
+        steps in prop::collection::vec((1..4u32, 0.0..0.5f64), 1..8),
+    ) {
+        let mut points = vec![(1, 1.0)];
+        for (tokens, time) in steps {
+            let &(last_tokens, last_time) = points.last().unwrap();
+            points.push((last_tokens + tokens, last_time + time));
+        }
+        let curve = CostCurve::new(points).unwrap();
+        let rate = |lens: &[usize]| {
+            let drafts = rows.iter().zip(lens).map(|(row, &len)| rate(&row[..len], |_| 1.0));
+            let num_tokens = rows.len() + lens.iter().sum::<usize>();
+            drafts.sum::<f64>() / curve.step_time(u32::try_from(num_tokens).unwrap())
+        };
+        let probabilities: Vec<&[f64]> = rows.iter().map(Vec::as_slice).collect();
+        let planned = rate(&plan_batch(&curve, rows.len(), &probabilities));
+        for number in 0..4_usize.pow(u32::try_from(rows.len()).unwrap()) {
+            let lens: Vec<_> = (0..rows.len()).map(|row| number / 4_usize.pow(u32::try_from(row).unwrap()) % 4).collect();
+            if lens.iter().zip(&rows).all(|(len, row)| *len <= row.len()) {
+                prop_assert!(planned >= rate(&lens) - 1e-12, "{:?}", lens);
+            }
+        }
+    }
+}
+
+#[test]
+fn the_built_in_curve_is_flat_for_few_tokens_and_linear_for_many() {
+    let curve = CostCurve::h100();
+    assert!(curve.step_time(32) < 1.01);
+    assert!((curve.step_time(2_048) / curve.step_time(1_024) - 2.0).abs() < 0.01);
 }
 
 #[test]
@@ -92,69 +129,6 @@ fn impossible_costs_are_refused_with_rule_and_value() {
     for cost in [-0.1, f64::NAN, f64::INFINITY] {
         assert!(matches!(DraftCost::per_token(cost), Err(Error::InvalidOption { name: "draft_cost", .. })));
     }
-}
-
-fn probability_of_first(text: &[TokenId], prior: &Prior) -> f64 {
-    let acceptance = AcceptanceModel::new(prior).unwrap().into();
-    let free = DraftCost::per_token(0.0).unwrap();
-    let options = DraftOptions { acceptance, draft_cost: free, ..DraftOptions::default() };
-    Drafter::new(text, options).unwrap().draft(1).probabilities[0]
-}
-
-fn prior(match_lens: Vec<u32>, probabilities: [Vec<f64>; 5]) -> Prior {
-    Prior { match_lens, probabilities }
-}
-
-#[test]
-fn each_class_of_agreement_has_its_own_probability() {
-    let table = prior(vec![1], [vec![0.1], vec![0.2], vec![0.3], vec![0.4], vec![0.5]]);
-    // Token 0 in places of its own, followed by these; then 0 again.
-    let probability = |followers: &[TokenId]| {
-        let mut text: Vec<_> = (100..).zip(followers).flat_map(|(unique, &token)| [unique, 0, token]).collect();
-        text.extend([99, 0]);
-        probability_of_first(&text, &table)
-    };
-    assert_eq!(probability(&[5]), 0.1);
-    assert_eq!(probability(&[5, 5]), 0.2);
-    assert_eq!(probability(&[5, 5, 5]), 0.3);
-    assert_eq!(probability(&[5, 6]), 0.4);
-    assert_eq!(probability(&[5, 5, 6, 7]), 0.4);
-    assert_eq!(probability(&[5, 5, 6, 7, 8]), 0.5);
-}
-
-#[test]
-fn between_two_match_lengths_the_logarithm_interpolates() {
-    let row = vec![0.2, 0.6, 0.9];
-    let table = prior(vec![1, 4, 8], std::array::from_fn(|_| row.clone()));
-    let probability = |len: TokenId| {
-        let mut text: Vec<_> = (1..=len).chain([99, 98]).collect();
-        text.extend(1..=len);
-        probability_of_first(&text, &table)
-    };
-    assert_eq!(probability(1), 0.2);
-    assert!((probability(2) - 0.4).abs() < 1e-12);
-    assert_eq!(probability(4), 0.6);
-    assert_eq!(probability(20), 0.9);
-}
-
-#[test]
-fn a_shorter_match_that_always_agreed_raises_the_probability_of_a_longer_one_seen_once() {
-    let table = prior(vec![1], [vec![0.3], vec![0.4], vec![0.9], vec![0.1], vec![0.1]]);
-    // "8 1" once, "1" three times, always followed by 2.
-    assert_eq!(probability_of_first(&[7, 1, 2, 9, 1, 2, 8, 1, 2, 6, 8, 1], &table), 0.9);
-}
-
-#[test]
-fn impossible_priors_are_refused_with_rule_and_value() {
-    let refusal = |prior: &Prior| AcceptanceModel::new(prior).unwrap_err().to_string();
-    let rows = |row: Vec<f64>| std::array::from_fn(|_| row.clone());
-    assert_eq!(refusal(&prior(vec![2], rows(vec![0.5]))), "match_len must be strictly rising from 1, got [2]");
-    assert_eq!(
-        refusal(&prior(vec![1, 1], rows(vec![0.5, 0.5]))),
-        "match_len must be strictly rising from 1, got [1, 1]"
-    );
-    assert_eq!(refusal(&prior(vec![1], rows(vec![]))), "once must be one prior probability per match length, got []");
-    assert_eq!(refusal(&prior(vec![1], rows(vec![1.5]))), "once must be prior probabilities from 0 to 1, got 1.5");
 }
 
 #[test]
@@ -183,5 +157,6 @@ fn refused_tokens_change_nothing() {
     let mut drafter = Drafter::new(&[1, 2, 1], DraftOptions::default()).unwrap();
     let error = drafter.extend(&[2, -7]).unwrap_err();
     assert_eq!(error.to_string(), "token ids must be non-negative, got -7 at index 1");
-    assert_eq!((drafter.tokens(), drafter.draft(1).token_ids), (&[1, 2, 1][..], vec![2]));
+    assert_eq!(drafter.tokens(), [1, 2, 1]);
+    assert_eq!(drafter.draft(1).token_ids, [2]);
 }

@@ -2,7 +2,7 @@
 
 #![allow(missing_docs, clippy::unwrap_used)]
 
-use ngram_spec::{DraftCost, DraftOptions, Drafter, DrafterPool, PoolOptions, Row, TokenId};
+use ngram_spec::{CostCurve, DraftCost, DraftOptions, Drafter, DrafterPool, PoolOptions, Row, TokenId};
 use proptest::prelude::*;
 
 fn options() -> DraftOptions {
@@ -253,6 +253,22 @@ fn limits_of_row_pool_vocabulary_and_context_hold() {
     assert_eq!(draft(&periodic, 1), [7]);
     assert_eq!(draft(&[7; 8], 6), []);
     assert_eq!(draft(&[7; 12], 6), []);
+}
+
+#[test]
+fn under_a_cost_curve_the_rows_of_a_batch_share_what_pays() {
+    // A step of up to 8 tokens costs nothing more, a longer one is far too dear.
+    let curve = CostCurve::new(vec![(1, 1.0), (8, 1.0), (9, 50.0)]).unwrap();
+    let options = DraftOptions { draft_cost: DraftCost::Curve(curve), ..options() };
+    let mut pool = DrafterPool::new(PoolOptions::default(), options).unwrap();
+    let long: Vec<TokenId> = (0..60).chain(0..30).collect();
+    let short: Vec<TokenId> = (100..160).chain([100]).collect();
+    let mut lens = |rows: &[Vec<TokenId>]| -> Vec<usize> { propose(&mut pool, rows).iter().map(Vec::len).collect() };
+    assert_eq!(lens(std::slice::from_ref(&long)), [6]);
+    let shared = lens(&[long.clone(), short.clone(), text(3, 5)]);
+    assert_eq!(shared.iter().sum::<usize>(), 5);
+    assert!(shared[0] > shared[1], "{shared:?}"); // the longer match is the more probable
+    assert_eq!(lens(&vec![long; 9]), [0; 9]);
 }
 
 #[test]
