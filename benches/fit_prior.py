@@ -3,12 +3,13 @@
     python benches/fit_prior.py --tokenizer qwen chat.jsonl rag.jsonl ... --out rust/ngram-spec/src/prior.rs
     python benches/fit_prior.py --tokenizer qwen chat.jsonl rag.jsonl ... --leave-one-out DIR
 
-Each file counts as one workload, and all count the same, however many tokens they hold. Noise (random ids, in
-which nothing can be foretold) is one more that counts a quarter, since no recording teaches what such text looks
-like. A replay shows at each position all candidate tokens and whether the recording goes on with them; a logistic
-regression is fitted to that (Newton's method, a small quadratic penalty), twice, since the weights decide which
-positions a draft comes to. With `--leave-one-out` each file gets weights that were fitted on the others, written
-to DIR/FILE.prior.json, for `ngram-spec replay --prior`; the expected calibration error is printed.
+Each file counts as one workload, and all count the same, however many tokens they hold. Noise (random
+ids, in which nothing can be foretold) is one more that counts a quarter, since no recording teaches what
+such text looks like. A replay shows at each position all candidate tokens and whether the recording goes
+on with them; a logistic regression is fitted to that (Newton's method, a small quadratic penalty),
+twice, since the weights decide which positions a draft comes to. With `--leave-one-out` each file gets
+weights that were fitted on the others, written to DIR/FILE.prior.json, for `ngram-spec replay --prior`;
+the expected calibration error is printed.
 """
 
 import argparse

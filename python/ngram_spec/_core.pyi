@@ -58,7 +58,7 @@ class DrafterPool:
     def __new__(
         cls,
         *,
-        max_bytes: int = 2**30,
+        max_bytes: int = 1073741824,
         max_context_len: int | None = None,
         vocab_size: int | None = None,
         max_draft_tokens: int = 16,

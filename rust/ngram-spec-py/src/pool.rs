@@ -53,7 +53,7 @@ impl PyDrafterPool {
     #[pyo3(signature = (
         *, max_bytes=1 << 30, max_context_len=None, vocab_size=None, max_draft_tokens=16, draft_cost=None,
         min_match_len=1, eos_token_ids=None, acceptance=None
-    ), text_signature = "(*, max_bytes=2**30, max_context_len=None, vocab_size=None, max_draft_tokens=16, draft_cost=0.05, min_match_len=1, eos_token_ids=(), acceptance=None)")]
+    ), text_signature = "(*, max_bytes=1073741824, max_context_len=None, vocab_size=None, max_draft_tokens=16, draft_cost=0.05, min_match_len=1, eos_token_ids=(), acceptance=None)")]
     #[allow(clippy::too_many_arguments)] // keyword-only options
     fn new(
         max_bytes: i64,

@@ -30,15 +30,6 @@ pub enum Error {
         /// What it was.
         value: String,
     },
-    /// Something is wrong with the tokens or lengths of one row of a batch.
-    InvalidRow {
-        /// Which row.
-        row: usize,
-        /// What its length must be.
-        rule: &'static str,
-        /// What it was.
-        value: i64,
-    },
 }
 
 impl Error {
@@ -59,7 +50,6 @@ impl fmt::Display for Error {
             Self::InvalidOption { name, rule, value } => {
                 write!(f, "{name} must be {rule}, got {value}")
             }
-            Self::InvalidRow { row, rule, value } => write!(f, "{rule}, got {value} at row {row}"),
         }
     }
 }
