@@ -58,7 +58,7 @@ def test_the_json_says_what_was_replayed_with_which_settings(recording: Path, tm
         "draft_cost": 0.2,
         "min_match_len": 2,
         "prior": None,
-        "learn": False,
+        "learn": True,
     }
     (result,) = document["results"]
     assert (result["file"], result["tokenizer"]) == ("ids.jsonl", "ids")

@@ -53,7 +53,7 @@ class ReplaySettings:
     draft_cost: float = 0.05
     min_match_len: int = 1
     prior: Mapping[str, Any] | None = None
-    learn: bool = False
+    learn: bool = True
 
     def drafter_factory(self) -> DrafterFactory:
         """Return what makes a `Drafter` with these options; all that it makes share one `AcceptanceModel`.

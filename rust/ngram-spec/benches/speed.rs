@@ -5,9 +5,10 @@
 #![allow(missing_docs, clippy::unwrap_used, clippy::cast_precision_loss)]
 
 use std::hint::black_box;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ngram_spec::{DraftCost, DraftOptions, Drafter, DrafterPool, PoolOptions, Row, TokenId};
+use ngram_spec::{AcceptanceModel, DraftCost, DraftOptions, Drafter, DrafterPool, PoolOptions, Row, TokenId};
 
 const TOKENS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/bench_tokens.bin");
 
@@ -130,6 +131,34 @@ fn batch(name: &str, row_text: impl Fn(usize, usize) -> Vec<TokenId>, report: &m
     report.line(&format!("64 rows x 131k, {name}, slowest step while one joins"), worst, "ms", 15.0);
 }
 
+/// What drafting costs a row: 64 rows that draft 16 tokens and learn from what becomes of them, beside 64 that only
+/// index what they are given.
+fn policy(text: &[TokenId], report: &mut Report) {
+    let with = median_step(text, 16);
+    let without = median_step(text, 0);
+    report.line("64 rows x 2k, draft 16, learning, a row", (with - without) / 64.0, "us", 3.0);
+}
+
+fn median_step(text: &[TokenId], max_draft_tokens: u32) -> f64 {
+    const LEN: usize = 2_048;
+    const NUM_STEPS: usize = 500;
+    let acceptance = Arc::new(AcceptanceModel::learning());
+    let options = DraftOptions { max_draft_tokens: 16, acceptance, ..options() };
+    let mut pool = DrafterPool::new(PoolOptions::default(), options).unwrap();
+    let starts: Vec<usize> = (0..64).map(|row| row * 9_973 % (text.len() - LEN - 3 * NUM_STEPS)).collect();
+    let mut steps: Vec<_> = (0..NUM_STEPS)
+        .map(|step| {
+            let len = LEN + 3 * step;
+            let rows = starts.iter().map(|&start| Row { tokens: &text[start..start + len], max_draft_tokens });
+            let rows: Vec<_> = rows.collect();
+            let start = Instant::now();
+            black_box(pool.propose(&rows));
+            start.elapsed()
+        })
+        .collect();
+    quantile(&mut steps, 0.5)
+}
+
 /// 20,000 requests of 8,192 tokens through 64 rows under a bound of 1 GiB.
 fn turnover(text: &[TokenId], report: &mut Report) {
     const MAX_BYTES: usize = 1 << 30;
@@ -165,6 +194,7 @@ fn main() {
     let text = text();
     let mut report = Report { num_failed: 0 };
     one_request(&text, &mut report);
+    policy(&text, &mut report);
     turnover(&text, &mut report);
     batch("text", |row, len| text[row * 9_973 % (text.len() - len)..][..len].to_vec(), &mut report);
     batch("one token", |_, len| vec![7; len], &mut report);

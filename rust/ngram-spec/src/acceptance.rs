@@ -58,7 +58,7 @@ impl Weights {
 }
 
 fn logistic(log_odds: f32) -> f64 {
-    1.0 / (1.0 + f64::from(-log_odds).exp())
+    f64::from(1.0 / (1.0 + (-log_odds).exp()))
 }
 
 /// Weights that move, each the slower the more evidence there is for it.

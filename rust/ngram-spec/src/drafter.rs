@@ -7,7 +7,7 @@ use crate::automaton::{Continuation, SuffixAutomaton, TokenId};
 use crate::copying::Copying;
 use crate::error::{Error, check_tokens};
 use crate::features::{Features, HitRates, Situation};
-use crate::matcher::Matcher;
+use crate::matcher::{Match, Matcher};
 use crate::policy::{DraftCost, DraftPlan};
 
 /// What a drafter may do. One set serves every load: `draft_cost` is the only knob.
@@ -63,6 +63,9 @@ pub struct Draft {
     /// Length of the match that the draft continues; 0 when nothing matched.
     pub match_len: usize,
 }
+
+/// Of a match this long no shorter one knows better.
+const MAX_DOUBTED_LEN: u32 = 8;
 
 /// One token that could come next at some position of a draft.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -217,10 +220,13 @@ impl Drafter {
             let shorter = longest.and_then(|_| matches.next());
             copying = copying.filter(|copying| copying.num_copied >= options.min_match_len);
             let expected = copying.and_then(|copying| tokens.get(copying.next as usize).copied());
-            let situation = Situation { automaton: &self.automaton, longest, shorter, copying, rates, position };
+            let situation =
+                Situation { automaton: &self.automaton, longest, shorter, copying, rates: rates.log_odds(), position };
 
             candidates.clear();
-            for token in [longest.map(|found| found.next.token), expected, shorter.map(|found| found.next.token)] {
+            let other = shorter.filter(|_| longest.is_some_and(|found| found.len < MAX_DOUBTED_LEN));
+            let tokens_of = |found: Option<Match>| found.map(|found| found.next.token);
+            for token in [tokens_of(longest), expected, tokens_of(other)] {
                 if let Some(token) = token
                     && !candidates.iter().any(|other| other.token == token)
                 {

@@ -146,6 +146,12 @@ impl HitRates {
         let hit = f32::from(u8::from(was_foretold));
         Self { fast: self.fast + (hit - self.fast) * 0.15, slow: self.slow + (hit - self.slow) * 0.025 }
     }
+
+    /// Both rates as the logarithm of their odds; 0 and 1 count as 2 % and 98 %, so that these stay finite.
+    #[must_use]
+    pub fn log_odds(self) -> [f32; 2] {
+        [self.fast, self.slow].map(|rate| ((rate + 0.02) / (1.02 - rate)).ln())
+    }
 }
 
 /// What is known at one position of a draft, whichever token is asked about.
@@ -159,8 +165,8 @@ pub struct Situation<'a> {
     pub shorter: Option<Match>,
     /// The copy that is going on.
     pub copying: Option<Copying>,
-    /// How well recent tokens were foretold.
-    pub rates: HitRates,
+    /// How well recent tokens were foretold: [`HitRates::log_odds`].
+    pub rates: [f32; 2],
     /// Draft tokens before this one.
     pub position: usize,
 }
@@ -178,9 +184,9 @@ impl Situation<'_> {
     pub fn describe(&self, token: TokenId, tell: &mut impl FnMut(Feature, f32)) {
         tell(Feature::Bias, 1.0);
         tell(Feature::Position, log1p(self.position));
-        let fast = log_odds_of_rate(self.rates.fast);
+        let [fast, slow] = self.rates;
         tell(Feature::FastRate, fast);
-        tell(Feature::SlowRate, log_odds_of_rate(self.rates.slow));
+        tell(Feature::SlowRate, slow);
         match self.longest {
             None => tell(Feature::NoMatch, 1.0),
             Some(longest) => {
@@ -286,9 +292,4 @@ fn log_odds(yes: u32, no: u32) -> f32 {
 #[allow(clippy::cast_precision_loss)] // a logarithm is taken of it
 fn ln(number: usize, plus: f32) -> f32 {
     (number as f32 + plus).ln()
-}
-
-/// Rates of 0 and 1 count as 2 % and 98 %, so that the odds stay finite.
-fn log_odds_of_rate(rate: f32) -> f32 {
-    ((rate + 0.02) / (1.02 - rate)).ln()
 }

@@ -218,5 +218,5 @@ fn where_drafts_keep_failing_few_are_made_and_where_copying_starts_they_are_back
     drafter.extend(&prompt[100..102]).unwrap();
     assert!(!drafter.draft(16).token_ids.is_empty());
     drafter.extend(&prompt[102..106]).unwrap();
-    assert!(drafter.draft(16).token_ids.len() >= 8);
+    assert!(drafter.draft(16).token_ids.len() >= 4);
 }
