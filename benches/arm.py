@@ -14,7 +14,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-PROPOSER = "ngram_spec.vllm.NgramSpecProposer"
 NUM_WARM_UP_TOKENS = 16
 # A user's own settings win.
 ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "INFO"}
@@ -84,12 +83,11 @@ def start(options: argparse.Namespace, chats: list[list[dict[str, str]]]) -> tup
     speculation: dict[str, Any] = {}
     if options.num_speculative_tokens:
         speculation["speculative_config"] = {
-            "method": "custom_class",
-            "model": PROPOSER,
+            "method": "ngram_spec",
             "num_speculative_tokens": options.num_speculative_tokens,
         }
         if options.draft_cost is not None:
-            speculation["additional_config"] = {"ngram_spec": {"draft_cost": options.draft_cost}}
+            speculation["speculative_config"]["draft_cost"] = options.draft_cost
     llm = LLM(
         options.model,
         dtype=options.dtype,
