@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from ngram_spec import Drafter, DrafterPool, cli
 from ngram_spec.replay import REPORTED_DRAFT_COSTS, ReplaySettings
-from ngram_spec.vllm import ENGINE_OPTIONS, MAX_SPEC_LEN, OPTIONS
+from ngram_spec.vllm_options import ENGINE_OPTIONS, MAX_SPEC_LEN, OPTIONS
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")

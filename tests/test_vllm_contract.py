@@ -8,13 +8,14 @@ import logging
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
-from ngram_spec import NgramSpecError
+from ngram_spec import AcceptanceModel, NgramSpecError
 from ngram_spec.vllm import NgramSpecProposer
 
 MAX_MODEL_LEN = 96
@@ -280,7 +281,7 @@ def test_a_call_of_another_shape_is_contained_and_described(caplog: pytest.LogCa
         ({"max_bytes": "1GiB"}, ["max_bytes", "1GiB", "whole number of bytes"]),
         ({"max_bytes": 1.5}, ["max_bytes", "1.5"]),
         ({"max_bytes": 10**30}, ["max_bytes"]),
-        ({"draft_cost": -1}, ["draft_cost", "-1", "a number, or a list"]),
+        ({"draft_cost": -1}, ["draft_cost", "-1", "a number,"]),
         ({"draft_cost": "cheap"}, ["draft_cost", "cheap"]),
         ({"draft_cost": True}, ["draft_cost", "True"]),
         ({"draft_cost": [[1, 1.0], [2]]}, ["draft_cost", "[[1, 1.0], [2]]"]),
@@ -288,7 +289,14 @@ def test_a_call_of_another_shape_is_contained_and_described(caplog: pytest.LogCa
         ({"min_match_len": 0}, ["min_match_len", "0"]),
         ({"eos_token_ids": 2}, ["eos_token_ids", "2", "a list of token ids"]),
         ({"eos_token_ids": [-2]}, ["eos_token_ids", "-2"]),
-        ({"prior": {"never": [0.5]}}, ["prior", "never"]),
+        ({"draft_cost": "no/such/file.json"}, ["draft_cost", "no/such/file.json", '"h100"', "JSON file"]),
+        ({"prior": {"never": [0.5]}}, ["prior", "never", "weights by feature name"]),
+        ({"prior": {"nevr": 0.5}}, ["prior", "nevr", "bias, once, twice"]),
+        ({"learn": "on"}, ["learn", "on", "true or false"]),
+        ({"metrics_port": 70000}, ["metrics_port", "70000", "65535"]),
+        ({"metrics_port": "9090"}, ["metrics_port", "9090"]),
+        ({"metrics_host": 1}, ["metrics_host", "1"]),
+        ({"switch_file": ""}, ["switch_file", "path of a file"]),
         ({"prior": 3}, ["prior", "3"]),
         ({"enabled": "yes"}, ["enabled", "yes", "true or false"]),
         ({"enabled": 1}, ["enabled", "1", "true or false"]),
@@ -302,6 +310,35 @@ def test_a_bad_option_stops_at_start_with_key_value_and_mend(options: object, to
     assert "--additional-config" in message
     for words in told:
         assert words in message
+
+
+def test_draft_cost_may_be_the_curve_of_an_h100_or_that_of_a_file(tmp_path: Path) -> None:
+    steep = tmp_path / "steep.json"
+    steep.write_text("[[1, 1.0], [2, 1.9], [16, 9.0]]")
+    lens = {
+        cost: len(propose(NgramSpecProposer(vllm_config({"draft_cost": cost})), [PERIODIC])[0])
+        for cost in ("h100", str(steep))
+    }
+    assert lens["h100"] == 8
+    assert lens[str(steep)] < 8
+
+
+def test_what_is_accepted_is_learned_unless_it_is_told_not_to() -> None:
+    weights = {}
+    for learn in (True, False, None):
+        proposer = NgramSpecProposer(vllm_config({} if learn is None else {"learn": learn}))
+        row = list(PERIODIC)
+        for token_id in [7, 8, 9, 1, 2, 3, 7, 9] * 4:  # not what was drafted
+            propose(proposer, [row])
+            row.append(token_id)
+        weights[learn] = proposer.acceptance.weights()
+    assert weights[False] == AcceptanceModel().weights()
+    assert weights[True] == weights[None] != weights[False]
+
+
+def test_a_prior_takes_the_place_of_the_shipped_weights() -> None:
+    hopeless = NgramSpecProposer(vllm_config({"prior": {"bias": -9.0}, "learn": False}))
+    assert propose(hopeless, [PERIODIC]) == [[]]
 
 
 def test_a_misspelled_section_is_refused_and_those_of_others_are_not() -> None:

@@ -11,37 +11,22 @@ Every fact about vLLM that this package relies on stands in this module, as read
 """
 
 import bisect
-import difflib
 import inspect
 import logging
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ngram_spec._core import AcceptanceModel, CostCurve, DrafterPool, NgramSpecError
+from ngram_spec._core import AcceptanceModel, DrafterPool, NgramSpecError
+from ngram_spec.vllm_options import OWN_DEFAULTS, checked_max_draft_tokens, options_in, read_options
 
 OLDEST_VLLM = (0, 22)
 NEWEST_VLLM = (0, 33)
-MAX_SPEC_LEN = 128
-OPTIONS_PLACE = 'the "ngram_spec" options of --additional-config'
-OPTIONS = {
-    "enabled": "true or false",
-    "max_bytes": "a positive whole number of bytes",
-    "draft_cost": "a number, or a list of [total tokens of a step, relative step time] points",
-    "min_match_len": "a positive whole number of tokens",
-    "eos_token_ids": "a list of token ids",
-    "prior": "an object that gives acceptance probabilities by match length for each kind of agreement",
-}
-ENGINE_OPTIONS = {
-    "max_draft_tokens": "num_speculative_tokens in --speculative-config",
-    "max_context_len": "--max-model-len",
-    "vocab_size": "the vocabulary in the model's own config",
-}
 COST_OF_METHOD = (
     "method custom_class makes vLLM use Model Runner V1 without async scheduling, which has its own cost: "
     "compare with vLLM without --speculative-config, not with enabled = false"
@@ -68,13 +53,8 @@ class NgramSpecProposer:
     def __init__(self, vllm_config: Any) -> None:
         version = _checked_vllm_version()
         speculative, model = vllm_config.speculative_config, vllm_config.model_config
-        max_draft_tokens = int(speculative.num_speculative_tokens)
-        if max_draft_tokens > MAX_SPEC_LEN:
-            raise NgramSpecError(
-                f"num_speculative_tokens must be at most {MAX_SPEC_LEN}, got {max_draft_tokens} in "
-                "--speculative-config: vLLM's rejection sampler takes no more"
-            )
-        given = _given_options(getattr(vllm_config, "additional_config", None))
+        max_draft_tokens = checked_max_draft_tokens(speculative.num_speculative_tokens)
+        given = options_in(getattr(vllm_config, "additional_config", None))
         derived: dict[str, Any] = {
             "max_draft_tokens": max_draft_tokens,
             "max_context_len": int(model.max_model_len),
@@ -82,15 +62,14 @@ class NgramSpecProposer:
         }
         if "eos_token_ids" not in given:
             derived["eos_token_ids"] = _eos_token_ids(model)
-        pool_options: dict[str, Any] = {}
-        for key, value in given.items():
-            pool_options.update(_pool_option(key, value, derived))
-        self.enabled = bool(given.get("enabled", True))
+        options = read_options(given, derived)
+        self.enabled = options.enabled
         self.num_faults = 0
-        self._pool = DrafterPool(**pool_options, **derived)
+        self.acceptance: AcceptanceModel = options.pool["acceptance"]
+        self._pool = DrafterPool(**options.pool, **derived)
         schedule = getattr(speculative, "num_speculative_tokens_per_batch_size", None)
         self._caps = _BatchSizeCaps(max_draft_tokens, schedule)
-        effective = {"enabled": True, **_pool_defaults(), **given, **derived}
+        effective = {**OWN_DEFAULTS, **_pool_defaults(), **given, **derived}
         settings = ", ".join(f"{name} = {value}" for name, value in effective.items())
         logger.info("ngram-spec in vLLM %s with %s; %s.", version, settings, COST_OF_METHOD)
         if sampling_is_broken():
@@ -203,46 +182,6 @@ def sampling_is_broken() -> bool:
         return bool(expand_batch_to_tokens(torch.tensor([0.5]), torch.tensor([2]), 2).tolist() != [0.5, 0.5])
     except Exception:
         return False  # not the function that this knows about
-
-
-def _given_options(additional_config: object) -> dict[str, Any]:
-    if not isinstance(additional_config, Mapping):
-        return {}
-    for key in additional_config:
-        if key != "ngram_spec" and re.sub(r"[^a-z]", "", str(key).lower()) in ("ngramspec", "ngram"):
-            raise NgramSpecError(f'options must stand under "ngram_spec" in --additional-config, got {key!r}')
-    given = additional_config.get("ngram_spec", {})
-    if not isinstance(given, Mapping):
-        raise NgramSpecError(f"{OPTIONS_PLACE} must be an object, got {given!r}")
-    for key, value in given.items():
-        if key in ENGINE_OPTIONS:
-            raise NgramSpecError(
-                f"{key} must not be in {OPTIONS_PLACE}, got {value!r}: it follows from {ENGINE_OPTIONS[key]}"
-            )
-        if key not in OPTIONS:
-            nearest = difflib.get_close_matches(str(key), OPTIONS, n=1)
-            hint = f": did you mean {nearest[0]}?" if nearest else ""
-            allowed = ", ".join(OPTIONS)
-            raise NgramSpecError(f"{OPTIONS_PLACE} must be among {allowed}, got {key} = {value!r}{hint}")
-    return dict(given)
-
-
-def _pool_option(key: str, value: Any, derived: Mapping[str, Any]) -> dict[str, Any]:
-    option: dict[str, Any] = {key: value}
-    try:
-        if isinstance(value, bool) != (key == "enabled"):  # a bool would pass for the number 0 or 1
-            raise TypeError(f"it is of type {type(value).__name__}")
-        if key == "enabled":
-            return {}
-        if key == "prior":
-            option = {"acceptance": AcceptanceModel(value)}
-        elif key == "draft_cost" and isinstance(value, list | tuple):
-            option = {key: CostCurve([(tokens, time) for tokens, time in value])}
-        DrafterPool(**option, **derived)  # with no other option, so that a refusal is this one's
-    except (TypeError, ValueError, OverflowError) as error:
-        rule = f"{key} must be {OPTIONS[key]}, got {value!r} in {OPTIONS_PLACE}"
-        raise NgramSpecError(f"{rule} ({error})") from error
-    return option
 
 
 def _pool_defaults() -> dict[str, Any]:
