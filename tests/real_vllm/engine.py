@@ -35,6 +35,7 @@ class EngineConfig:
     """What tells one engine of these tests from another."""
 
     drafting: bool = True
+    short_form: bool = False
     max_num_batched_tokens: int = 4096
     num_blocks: int | None = None
 
@@ -84,8 +85,12 @@ class Engine:
                 "model": f"{WatchedProposer.__module__}.{WatchedProposer.__name__}",
                 "num_speculative_tokens": NUM_SPECULATIVE_TOKENS,
             },
-            "additional_config": {"ngram_spec": {"draft_cost": 0.02}},
+            # What is learned depends on the steps before, and a fresh drafter has seen none.
+            "additional_config": {"ngram_spec": {"draft_cost": 0.02, "learn": False}},
         }
+        if config.short_form:
+            short_form = {"method": "ngram_spec", "num_speculative_tokens": NUM_SPECULATIVE_TOKENS}
+            drafting = {"speculative_config": {**short_form, "draft_cost": 0.02}}
         self.llm = LLM(
             str(small_model()),
             dtype="float32",
@@ -100,7 +105,7 @@ class Engine:
             seed=SEED,
             **(drafting if config.drafting else {}),
         )
-        self.proposer = WatchedProposer.latest if config.drafting else None
+        self.proposer = WatchedProposer.latest
         WatchedProposer.latest = None
 
     def alone(self, request: Request) -> Answer:

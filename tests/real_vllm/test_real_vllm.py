@@ -28,6 +28,7 @@ from watched import WatchedProposer
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 
 DRAFTING = EngineConfig()
+SHORT_FORM = EngineConfig(short_form=True)
 CHUNKED = EngineConfig(max_num_batched_tokens=64)
 # One request of max_model_len needs 24 blocks of 32 tokens; of the dozen prompts three fit, and barely grow.
 SMALL_CACHE = EngineConfig(num_blocks=34)
@@ -273,6 +274,16 @@ def test_a_preempted_request_resumes_as_if_nothing_had_happened(
     assert watched(engine).num_returns() > 0
     assert events.num_accepted_tokens > 0
     watched(engine).assert_drafts_are_those_of_fresh_drafters()
+
+
+def test_the_short_form_drafts_and_gives_the_same_ids(engines: Engines, baseline: dict[str, Answer]) -> None:
+    engine = engines.get(SHORT_FORM)
+    requests = dict(list(DOZEN.items())[:3])
+    with engine.events() as events:
+        answers = together(engine, requests)
+    assert_same(answers, baseline)
+    assert engine.llm.llm_engine.vllm_config.additional_config == {"ngram_spec": {"draft_cost": 0.02}}
+    assert events.num_accepted_tokens > 0
 
 
 def test_the_requests_of_this_module_have_names_of_their_own() -> None:
