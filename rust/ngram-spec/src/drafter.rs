@@ -157,7 +157,7 @@ impl Drafter {
     #[must_use]
     pub fn draft(&mut self, max_draft_tokens: u32) -> Draft {
         let options = Arc::clone(&self.options);
-        let mut plan = DraftPlan::new(&options.draft_cost, max_draft_tokens);
+        let mut plan = DraftPlan::new(&options.draft_cost, max_draft_tokens, f64::from(self.rates.slow));
         let mut draft = self.draft_while(max_draft_tokens, |probability| plan.push(probability));
         self.cut(&mut draft, plan.best_len());
         draft

@@ -94,25 +94,44 @@ impl DraftCost {
 }
 
 /// Grows a draft while that can raise the rate of tokens per unit of time.
+///
+/// A token must pay twice: at the rate of its own step, and at the rate that the request's other steps reach, since that
+/// is what the time could bring instead. The second matters for a poor step amid good ones.
 #[derive(Clone, Debug)]
 pub struct DraftPlan<'a> {
     cost: &'a DraftCost,
     max_draft_tokens: u32,
+    /// Tokens per unit of time in the request's other steps.
+    usual_rate: f64,
     num_drafted: u32,
     /// Probability that all tokens so far are accepted.
     joint: f64,
     /// Expected tokens of the step, the target model's own included.
     expected: f64,
-    best_rate: f64,
-    best_len: u32,
+    best: Planned,
+}
+
+/// A length that a draft could have.
+#[derive(Clone, Copy, Debug)]
+struct Planned {
+    len: u32,
+    expected: f64,
+    time: f64,
+}
+
+impl Planned {
+    fn rate(self) -> f64 {
+        self.expected / self.time
+    }
 }
 
 impl<'a> DraftPlan<'a> {
-    /// An empty draft.
+    /// An empty draft. `hit_rate` is the share of the request's recent tokens that were foretold.
     #[must_use]
-    pub fn new(cost: &'a DraftCost, max_draft_tokens: u32) -> Self {
-        let best_rate = 1.0 / cost.step_time(0);
-        Self { cost, max_draft_tokens, num_drafted: 0, joint: 1.0, expected: 1.0, best_rate, best_len: 0 }
+    pub fn new(cost: &'a DraftCost, max_draft_tokens: u32, hit_rate: f64) -> Self {
+        let best = Planned { len: 0, expected: 1.0, time: cost.step_time(0) };
+        let usual_rate = usual_rate(cost, max_draft_tokens, hit_rate);
+        Self { cost, max_draft_tokens, usual_rate, num_drafted: 0, joint: 1.0, expected: 1.0, best }
     }
 
     /// Adds a token that is accepted with `probability` given that those before it are. False when no further token
@@ -122,11 +141,11 @@ impl<'a> DraftPlan<'a> {
         self.joint *= probability;
         self.expected += self.joint;
         let time = self.cost.step_time(self.num_drafted);
-        let rate = self.expected / time;
-        let helps = rate > self.best_rate;
+        let planned = Planned { len: self.num_drafted, expected: self.expected, time };
+        let pays_elsewhere = planned.expected - self.best.expected > self.usual_rate * (time - self.best.time);
+        let helps = planned.rate() > self.best.rate() && pays_elsewhere;
         if helps {
-            self.best_rate = rate;
-            self.best_len = self.num_drafted;
+            self.best = planned;
         }
         let num_left = self.max_draft_tokens.saturating_sub(self.num_drafted);
         num_left > 0
@@ -135,16 +154,36 @@ impl<'a> DraftPlan<'a> {
                 DraftCost::PerToken(_) => helps,
                 // After a step of the curve tokens may be free, so go on while certain acceptance of all that is left
                 // could still pay.
-                DraftCost::Curve(_) => (self.expected + self.joint * f64::from(num_left)) / time > self.best_rate,
+                DraftCost::Curve(_) => (self.expected + self.joint * f64::from(num_left)) / time > self.best.rate(),
             }
     }
 
-    /// Length of the draft with the best rate.
+    /// Length of the best draft.
     #[must_use]
     pub fn best_len(&self) -> usize {
-        self.best_len as usize
+        self.best.len as usize
     }
 }
+
+/// Tokens per unit of time where each draft token is accepted with probability `hit_rate` and drafts have the best
+/// length.
+fn usual_rate(cost: &DraftCost, max_draft_tokens: u32, hit_rate: f64) -> f64 {
+    let hit_rate = hit_rate.clamp(0.0, MAX_HIT_RATE);
+    let mut usual = Planned { len: 0, expected: 1.0, time: cost.step_time(0) };
+    let mut joint = 1.0;
+    for len in 1..=max_draft_tokens {
+        joint *= hit_rate;
+        let longer = Planned { len, expected: usual.expected + joint, time: cost.step_time(len) };
+        if longer.rate() <= usual.rate() {
+            break;
+        }
+        usual = longer;
+    }
+    usual.rate()
+}
+
+/// A higher rate over some dozens of tokens is luck as much as skill.
+const MAX_HIT_RATE: f64 = 0.97;
 
 /// Lengths of the drafts of a batch that bring the most tokens per unit of time together.
 ///

@@ -28,7 +28,7 @@ fn check_best(cost: &DraftCost, probabilities: &[f64], step_time: impl Fn(u32) -
 }
 
 fn planned_len(cost: &DraftCost, probabilities: &[f64]) -> usize {
-    let mut plan = DraftPlan::new(cost, u32::try_from(probabilities.len()).unwrap());
+    let mut plan = DraftPlan::new(cost, u32::try_from(probabilities.len()).unwrap(), 0.0);
     for &p in probabilities {
         if !plan.push(p) {
             break;
@@ -44,6 +44,19 @@ fn each_token_pays_for_itself_at_the_current_rate() {
     assert_eq!(planned_len(&cost, &[0.5, 0.5]), 1);
     assert_eq!(planned_len(&cost, &[0.5, 0.51]), 2);
     assert_eq!(planned_len(&cost, &[0.2, 1.0]), 0);
+}
+
+#[test]
+fn in_a_request_whose_steps_bring_much_a_poor_draft_is_not_worth_its_time() {
+    let cost = DraftCost::per_token(0.05).unwrap();
+    let len = |hit_rate| {
+        let mut plan = DraftPlan::new(&cost, 16, hit_rate);
+        plan.push(0.2);
+        plan.best_len()
+    };
+    // 0.2 tokens for 0.05 of a step are 4 per step: more than the step's own rate of 1, and than the 1.3 or so of a
+    // request in which few tokens are foretold, but less than the 6 or so of one in which nearly all are.
+    assert_eq!((len(0.0), len(0.3), len(0.97)), (1, 1, 0));
 }
 
 #[test]
