@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from ngram_spec import AcceptanceModel, NgramSpecError
-from ngram_spec.vllm import NgramSpecProposer
+from ngram_spec.vllm import MAX_FAULTS, NUM_STEPS_PER_LOOK, NgramSpecProposer
 
 MAX_MODEL_LEN = 96
 VOCAB_SIZE = 50
@@ -241,12 +241,107 @@ def test_faults_are_logged_at_powers_of_two_and_without_numbers_of_the_message(
     proposer = NgramSpecProposer(vllm_config())
     monkeypatch.setattr(proposer, "_pool", Faulty(KeyError(31337)))
     caplog.clear()
-    for _ in range(20):
+    for _ in range(10):
         propose(proposer, [PERIODIC])
-    assert proposer.num_faults == 20
-    assert [record.args[0] for record in caplog.records if isinstance(record.args, tuple)] == [1, 2, 4, 8, 16]
+    assert proposer.num_faults == 10
+    assert [record.args[0] for record in caplog.records if isinstance(record.args, tuple)] == [1, 2, 4, 8]
     assert "31337" not in caplog.text
     assert "test_vllm_contract.py" in caplog.text
+
+
+def test_after_repeated_faults_it_stands_down_for_good_and_says_so_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    proposer = NgramSpecProposer(vllm_config())
+    assert proposer.stats()["has_stood_down"] == 0
+    with monkeypatch.context() as context:
+        context.setattr(proposer, "_pool", Faulty(ValueError("no")))
+        for _ in range(MAX_FAULTS + 5):
+            assert propose(proposer, [PERIODIC]) == [[]]
+    assert propose(proposer, [PERIODIC]) == [[]]
+    stats = proposer.stats()
+    assert (stats["num_faults"], stats["has_stood_down"], stats["is_drafting"]) == (MAX_FAULTS, 1, 0)
+    assert caplog.text.count("stands down") == 1
+
+
+def test_faults_far_apart_do_not_make_it_stand_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    proposer = NgramSpecProposer(vllm_config())
+    num_tokens, token_ids = buffers([PERIODIC])
+    monkeypatch.setattr("ngram_spec.vllm.NUM_CLEAN_STEPS", 20)
+    for _ in range(MAX_FAULTS + 1):
+        with monkeypatch.context() as context:
+            context.setattr(proposer, "_pool", Faulty(ValueError("no")))
+            proposer.propose([[5]], num_tokens, token_ids)
+        for _ in range(20):
+            proposer.propose([[5]], num_tokens, token_ids)
+    assert proposer.num_faults == MAX_FAULTS + 1
+    assert propose(proposer, [PERIODIC])[0]
+
+
+def on_rank(rank: int, executor: str, options: object = None, **sizes: int) -> SimpleNamespace:
+    config = vllm_config(options)
+    config.parallel_config = SimpleNamespace(rank=rank, distributed_executor_backend=executor, **sizes)
+    return config
+
+
+def test_a_rank_whose_drafts_are_not_used_does_no_work(caplog: pytest.LogCaptureFixture) -> None:
+    sizes = {"tensor_parallel_size": 2, "prefill_context_parallel_size": 1, "pipeline_parallel_size": 2}
+    with caplog.at_level(logging.INFO, logger="vllm.ngram_spec"):
+        idle = NgramSpecProposer(on_rank(3, "mp", **sizes))
+    assert "max_draft_tokens" not in caplog.text
+    assert propose(idle, [PERIODIC, PERIODIC]) == [[], []]
+    assert idle.stats()["num_entries"] == idle.stats()["num_calls"] == 0
+    assert propose(NgramSpecProposer(on_rank(2, "mp", **sizes)), [PERIODIC])[0]
+
+
+@pytest.mark.parametrize("executor", ["external_launcher", "ray"])
+def test_under_other_executors_every_rank_drafts_alike(executor: str) -> None:
+    ranks = [NgramSpecProposer(on_rank(rank, executor, tensor_parallel_size=2)) for rank in range(2)]
+    first, second = (propose(rank, [PERIODIC, [*PERIODIC, 1]]) for rank in ranks)
+    assert first == second
+    assert first[0]
+
+
+def test_ranks_that_must_draft_alike_take_no_switch_file() -> None:
+    with pytest.raises(NgramSpecError, match=r"switch_file.*external_launcher.*got 'off'"):
+        NgramSpecProposer(on_rank(0, "external_launcher", {"switch_file": "off"}))
+
+
+def test_with_prompt_embeddings_allowed_nothing_is_drafted(caplog: pytest.LogCaptureFixture) -> None:
+    config = vllm_config()
+    config.model_config.enable_prompt_embeds = True
+    assert propose(NgramSpecProposer(config), [PERIODIC]) == [[]]
+    assert "--enable-prompt-embeds" in caplog.text
+
+
+def test_drafting_is_off_while_the_switch_file_exists(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    switch = tmp_path / "off"
+    proposer = NgramSpecProposer(vllm_config({"switch_file": str(switch)}))
+
+    def drafted(num_steps: int = NUM_STEPS_PER_LOOK) -> list[bool]:
+        return [bool(propose(proposer, [PERIODIC])[0]) for _ in range(num_steps)]
+
+    assert all(drafted())
+    switch.touch()
+    assert not any(drafted())
+    assert proposer.stats()["is_drafting"] == 0
+    switch.unlink()
+    assert all(drafted())
+    assert "switched off" in caplog.text
+    assert "switched on" in caplog.text
+
+
+def test_stats_add_up_over_rows_with_and_without_accepted_tokens() -> None:
+    proposer = NgramSpecProposer(vllm_config())
+    num_tokens, token_ids = buffers([PERIODIC] * 4)
+    proposer.propose([[5], [3, 4, 5], [], [4, 5]], num_tokens, token_ids)
+    proposer.propose([[5], [5]], num_tokens, token_ids)
+    stats = proposer.stats()
+    assert (stats["num_steps"], stats["num_sampled_rows"]) == (2, 5)
+    assert (stats["num_emitted_tokens"], stats["num_accepted_tokens"]) == (8, 3)
+    assert stats["drafter_ns"] > 0
 
 
 @pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit])

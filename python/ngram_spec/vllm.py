@@ -5,9 +5,11 @@
                                "model": "ngram_spec.vllm.NgramSpecProposer", "num_speculative_tokens": 16}' \\
         --additional-config '{"ngram_spec": {"draft_cost": 0.05}}'
 
-Every fact about vLLM that this package relies on stands in this module, as read in vLLM 0.22.0 and 0.32.0:
+`vllm_plugin` gives the short form of these flags, `vllm_options` has the options. Every other fact about vLLM
+that this package relies on stands in this module, as read in vLLM 0.22.0 and 0.32.0:
 `v1/worker/gpu_model_runner.py` (the call), `v1/spec_decode/custom_class_proposer.py` (the door),
-`v1/core/sched/scheduler.py` (batch-size schedule), `v1/sample/rejection_sampler.py` (`MAX_SPEC_LEN`).
+`v1/core/sched/scheduler.py` (batch-size schedule), `v1/sample/rejection_sampler.py` (`MAX_SPEC_LEN`),
+`v1/executor/multiproc_executor.py` (whose drafts are used).
 """
 
 import bisect
@@ -15,6 +17,7 @@ import inspect
 import logging
 import re
 import sys
+import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,11 +25,23 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ngram_spec import vllm_metrics
 from ngram_spec._core import AcceptanceModel, DrafterPool, NgramSpecError
-from ngram_spec.vllm_options import OWN_DEFAULTS, checked_max_draft_tokens, options_in, read_options
+from ngram_spec.vllm_options import (
+    OPTIONS_PLACE,
+    OWN_DEFAULTS,
+    checked_max_draft_tokens,
+    options_in,
+    read_options,
+)
 
 OLDEST_VLLM = (0, 22)
 NEWEST_VLLM = (0, 33)
+# So many faults, with never so many steps between them that went well, and drafting ends for good.
+MAX_FAULTS = 16
+NUM_CLEAN_STEPS = 1000
+# Looking for the switch file is a system call, and a step of a small model takes milliseconds.
+NUM_STEPS_PER_LOOK = 256
 COST_OF_METHOD = (
     "method custom_class makes vLLM use Model Runner V1 without async scheduling, which has its own cost: "
     "compare with vLLM without --speculative-config, not with enabled = false"
@@ -36,6 +51,11 @@ BROKEN_SAMPLING = (
     "(vllm-project/vllm#55005): send it greedy requests only (temperature 0), which are not affected"
 )
 
+PROMPT_EMBEDDINGS = (
+    "with --enable-prompt-embeds nothing is drafted: a prompt given as embeddings leaves token ids of other "
+    "requests in its row, and a proposer cannot tell; start vLLM without that flag to have drafts"
+)
+
 # Only loggers below "vllm" reach the handlers that vLLM sets up.
 logger = logging.getLogger("vllm.ngram_spec")
 
@@ -43,8 +63,10 @@ logger = logging.getLogger("vllm.ngram_spec")
 class NgramSpecProposer:
     """Draft tokens for every row of vLLM's batch, once per step; what it returns or raises stops no engine.
 
-    vLLM makes one in its model runner, on each tensor-parallel rank of the last pipeline stage. `num_faults`
-    counts the steps that went without drafts because drafting failed.
+    vLLM makes one in its model runner, on each tensor-parallel rank of the last pipeline stage; a rank whose
+    drafts vLLM does not ask for makes none. `num_faults` counts the steps that went without drafts because
+    drafting failed. After 16 such steps, with never 1,000 good ones between two of them, the proposer stands
+    down: it drafts nothing more until vLLM is restarted, and the server goes on.
 
     Raises:
         NgramSpecError: at start, for an option or a version of vLLM that it cannot run with.
@@ -63,17 +85,38 @@ class NgramSpecProposer:
         if "eos_token_ids" not in given:
             derived["eos_token_ids"] = _eos_token_ids(model)
         options = read_options(given, derived)
+        parallel = getattr(vllm_config, "parallel_config", None)
+        if options.switch_file is not None and _executor(parallel) == "external_launcher":
+            raise NgramSpecError(
+                f"switch_file must not be in {OPTIONS_PLACE} with executor external_launcher, got "
+                f"{str(options.switch_file)!r}: its ranks must draft alike, and could see the file at "
+                "different steps; leave it out"
+            )
         self.enabled = options.enabled
         self.num_faults = 0
+        self.has_stood_down = False
         self.acceptance: AcceptanceModel = options.pool["acceptance"]
+        self._num_recent_faults = self._num_clean_steps = 0
+        self._num_steps = self._num_sampled_rows = self._num_emitted_tokens = 0
+        self._drafter_ns = 0
+        self._switch_file, self._is_switched_off = options.switch_file, False
+        self._is_used = _drafts_are_used(parallel) and not getattr(model, "enable_prompt_embeds", False)
         self._pool = DrafterPool(**options.pool, **derived)
         schedule = getattr(speculative, "num_speculative_tokens_per_batch_size", None)
         self._caps = _BatchSizeCaps(max_draft_tokens, schedule)
+        if not _is_output_rank(parallel):
+            return  # one voice, and one port, per engine
         effective = {**OWN_DEFAULTS, **_pool_defaults(), **given, **derived}
         settings = ", ".join(f"{name} = {value}" for name, value in effective.items())
         logger.info("ngram-spec in vLLM %s with %s; %s.", version, settings, COST_OF_METHOD)
+        if getattr(model, "enable_prompt_embeds", False):
+            logger.warning("ngram-spec: %s", PROMPT_EMBEDDINGS)
         if sampling_is_broken():
             logger.warning("ngram-spec: %s", BROKEN_SAMPLING)
+        if options.metrics_port is not None:
+            # Engines of one data-parallel group may share a host: each takes the next port.
+            port = options.metrics_port + int(getattr(parallel, "data_parallel_index", 0))
+            vllm_metrics.serve(self, options.metrics_host, port)
 
     def propose(
         self,
@@ -90,29 +133,79 @@ class NgramSpecProposer:
         (its prompt is still being prefilled) gets no draft, but its prompt is indexed already. What else vLLM
         passes (`slot_mappings`) is not needed.
         """
+        if not self._is_used:
+            return [[] for _ in sampled_token_ids]
+        started = time.perf_counter_ns()
         try:
-            if not self.enabled:
-                return [[] for _ in sampled_token_ids]
             num_rows = len(sampled_token_ids)
             num_sampled = [len(token_ids) for token_ids in sampled_token_ids]
-            num_tokens = num_tokens_no_spec[:num_rows]
-            return self._pool.propose(token_ids_cpu, num_tokens, num_sampled, self._caps.at(num_rows))
+            if not self._drafts_in_this_step():
+                drafts: list[list[int]] = [[] for _ in num_sampled]
+            else:
+                num_tokens = num_tokens_no_spec[:num_rows]
+                drafts = self._pool.propose(token_ids_cpu, num_tokens, num_sampled, self._caps.at(num_rows))
+                self._num_clean_steps += 1
+            self._num_sampled_rows += num_rows - num_sampled.count(0)
+            self._num_emitted_tokens += sum(num_sampled)
+            return drafts
         except BaseException as fault:
             # A panic of the native module is no Exception; what else is none (Ctrl-C, exit) is no fault.
             if not isinstance(fault, Exception) and type(fault).__name__ != "PanicException":
                 raise
             self._report(fault, sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
             return [[] for _ in sampled_token_ids] if isinstance(sampled_token_ids, Sequence) else []
+        finally:
+            self._drafter_ns += time.perf_counter_ns() - started
+
+    def _drafts_in_this_step(self) -> bool:
+        if self._switch_file is not None and self._num_steps % NUM_STEPS_PER_LOOK == 0:
+            is_off = self._switch_file.exists()
+            if is_off != self._is_switched_off:
+                self._is_switched_off = is_off
+                logger.warning(
+                    "ngram-spec: drafting is switched %s: %s %s",
+                    "off" if is_off else "on",
+                    self._switch_file,
+                    "exists" if is_off else "is gone",
+                )
+        self._num_steps += 1
+        return self.enabled and not self._is_switched_off and not self.has_stood_down
 
     def load_model(self, *args: object, **kwargs: object) -> None:
         """Do nothing: there is no draft model, but vLLM's CPU runner calls this on every proposer."""
 
     def stats(self) -> dict[str, int]:
-        """Return the pool's counters and `num_faults`, by name."""
-        return {**self._pool.stats(), "num_faults": self.num_faults}
+        """Return the pool's counters and those of this proposer, by name.
+
+        A row emits the accepted draft tokens and one more, so `num_accepted_tokens`, the tokens emitted
+        beyond the first of each row and step, is exact; but steps in which vLLM skips the call are not
+        counted. `drafter_ns` is the time spent here, in nanoseconds.
+        """
+        is_drafting = self._is_used and self.enabled and not self._is_switched_off and not self.has_stood_down
+        return {
+            **self._pool.stats(),
+            "num_faults": self.num_faults,
+            "has_stood_down": int(self.has_stood_down),
+            "is_drafting": int(is_drafting),
+            "num_steps": self._num_steps,
+            "num_sampled_rows": self._num_sampled_rows,
+            "num_emitted_tokens": self._num_emitted_tokens,
+            "num_accepted_tokens": self._num_emitted_tokens - self._num_sampled_rows,
+            "drafter_ns": self._drafter_ns,
+        }
 
     def _report(self, fault: BaseException, *arguments: object) -> None:
         self.num_faults += 1
+        if self._num_clean_steps >= NUM_CLEAN_STEPS:
+            self._num_recent_faults = 0
+        self._num_recent_faults += 1
+        self._num_clean_steps = 0
+        if self._num_recent_faults == MAX_FAULTS:
+            self.has_stood_down = True
+            logger.error(
+                "ngram-spec stands down after %d faults: no drafts until vLLM is restarted, which goes on",
+                self.num_faults,
+            )
         if self.num_faults & (self.num_faults - 1):
             return  # a fault at every step would flood the log: tell the 1st, 2nd, 4th, 8th, ...
         frame = fault.__traceback__
@@ -145,6 +238,23 @@ class _BatchSizeCaps:
 
     def at(self, num_rows: int) -> int:
         return self._caps[bisect.bisect_right(self._starts, num_rows)]
+
+
+def _executor(parallel_config: Any) -> object:
+    return getattr(parallel_config, "distributed_executor_backend", None)
+
+
+def _is_output_rank(parallel_config: Any) -> bool:
+    """Return whether this is the first rank of its pipeline stage; proposers are made on the last alone."""
+    names = ("tensor_parallel_size", "prefill_context_parallel_size")
+    sizes = [int(getattr(parallel_config, name, 1)) for name in names]
+    return int(getattr(parallel_config, "rank", 0)) % (sizes[0] * sizes[1]) == 0
+
+
+def _drafts_are_used(parallel_config: Any) -> bool:
+    # The multiprocess executor fetches the drafts of the output rank alone. Any other executor may ask every
+    # rank, and under external_launcher each verifies its own.
+    return _executor(parallel_config) != "mp" or _is_output_rank(parallel_config)
 
 
 def _checked_vllm_version() -> str:
