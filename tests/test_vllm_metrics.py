@@ -1,8 +1,11 @@
 """What the proposer shows to Prometheus."""
 
 import gc
+import json
 import logging
+import re
 import socket
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from urllib.request import urlopen
@@ -11,6 +14,9 @@ import pytest
 from ngram_spec import vllm_metrics
 
 pytest.importorskip("prometheus_client", reason="vLLM brings it")
+
+
+ROOT = Path(__file__).resolve().parent.parent
 
 
 class Proposer:
@@ -90,3 +96,14 @@ def test_every_counter_of_the_proposer_is_shown(monkeypatch: pytest.MonkeyPatch)
     # num_calls and num_rows of the pool are num_steps and num_sampled_rows without what the pool never saw.
     assert proposer.stats().keys() - {"num_calls", "num_rows"} == known
     assert len(metrics(port)) == len(known)
+
+
+def test_the_dashboard_asks_for_metrics_that_are_served() -> None:
+    dashboard = json.loads((ROOT / "benches" / "grafana.json").read_text("utf-8"))
+    expressions = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    served = {f"ngram_spec_{name}_total" for name, _ in vllm_metrics.COUNTERS.values()}
+    served |= {f"ngram_spec_{name}" for name, _ in vllm_metrics.GAUGES.values()}
+    served.add(f"ngram_spec_{vllm_metrics.SECONDS[0]}_total")
+    asked = set(re.findall(r"ngram_spec_\w+", " ".join(expressions)))
+    assert asked
+    assert asked <= served
