@@ -52,7 +52,8 @@ def serve(proposer: Any, host: str, port: int) -> None:
         logger.warning("ngram-spec: no metrics at %s:%d: %s: %s", host, port, type(error).__name__, error)
         return
     # Another engine in this process may want the port after this one.
-    weakref.finalize(proposer, _stop, server, thread)
+    ending = weakref.finalize(proposer, _stop, server, thread)
+    ending.atexit = False  # the thread is a daemon: no worker waits for it at its end
     logger.info("ngram-spec: metrics at http://%s:%d/metrics", host, port)
 
 
