@@ -20,7 +20,7 @@ from engine import (
     Request,
     answer_of,
 )
-from ngram_spec.vllm import sampling_is_broken
+from ngram_spec.vllm import MAX_FAULTS, sampling_is_broken
 from requests_of_tests import DOZEN, REQUESTS, TO_MAX_MODEL_LEN, WITH_A_STOP, WITH_SCHEMA
 from watched import WatchedProposer
 
@@ -102,8 +102,11 @@ def test_a_dozen_prompts_in_one_batch_give_the_same_ids(
         name: Request(request.messages, {"max_tokens": 48 if number % 3 else 12})
         for number, (name, request) in enumerate(DOZEN.items())
     }
+    accepted_before = watched(engine).stats()["num_accepted_tokens"]
     with engine.events() as events:
         answers = together(engine, requests)
+    # What the proposer reads off the lengths of what was sampled is what vLLM counts.
+    assert watched(engine).stats()["num_accepted_tokens"] - accepted_before == events.num_accepted_tokens
     for name, answer in answers.items():
         num_tokens = len(answer.token_ids)
         assert num_tokens > 0
@@ -229,6 +232,24 @@ def test_a_proposer_that_reads_past_the_end_of_a_row_is_found_out(engines: Engin
             proposer.reads_past_end = 0
     with pytest.raises(AssertionError, match="in step"):
         proposer.assert_drafts_are_those_of_fresh_drafters()
+
+
+def test_a_drafter_that_fails_at_every_step_stands_down_and_the_answers_stay_the_same(
+    engines: Engines, baseline: dict[str, Answer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engines.get(DRAFTING)
+    proposer = watched(engine)
+    # Put back afterwards, as the next test may get this engine.
+    for name in ("num_faults", "has_stood_down", "_num_recent_faults", "_num_clean_steps"):
+        monkeypatch.setattr(proposer, name, getattr(proposer, name))
+    requests = dict(list(DOZEN.items())[:2])
+    with engine.events() as events, monkeypatch.context() as context:
+        context.setattr(proposer, "_pool", None)
+        answers = together(engine, requests)
+    assert_same(answers, baseline)
+    assert events.num_draft_tokens == 0
+    assert proposer.num_faults == MAX_FAULTS
+    assert proposer.has_stood_down
 
 
 def test_a_target_that_accepts_every_draft_token_is_found_out(
