@@ -87,7 +87,7 @@ def test_rows_may_be_a_part_of_a_larger_array() -> None:
         ((ROWS, [-1]), "num_tokens must be from 0 to 6, got -1 at row 0"),
         ((ROWS, [6.0]), "num_tokens must be integers of at most 64 bits, got 6.0 at index 0"),
         ((ROWS, [6], [1, 1]), "num_sampled must have one entry per entry of num_tokens, got 2 for 1"),
-        ((ROWS, [6], [1], -2), "max_draft_tokens must be from 0 to 4294967295, got -2"),
+        ((ROWS, [6], [1], -2), "max_draft_tokens must be from 0 to 65536, got -2"),
         (
             (ROWS, [6], [1], [1, 2]),
             "max_draft_tokens must have one entry per entry of num_tokens, got 2",

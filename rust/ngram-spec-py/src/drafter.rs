@@ -7,7 +7,7 @@ use ngram_spec::{Draft, Drafter, Features};
 use pyo3::prelude::*;
 
 use crate::convert::TokenIds;
-use crate::options::{PyAcceptanceModel, limit, read_options};
+use crate::options::{PyAcceptanceModel, draft_limit, read_options};
 use crate::{locked, refused};
 
 /// Tokens proposed for one step.
@@ -126,7 +126,7 @@ impl PyDrafter {
     #[pyo3(signature = (max_draft_tokens=None))]
     fn draft(&self, py: Python<'_>, max_draft_tokens: Option<i64>) -> PyResult<PyDraft> {
         let max = match max_draft_tokens {
-            Some(max) => limit("max_draft_tokens", max)?,
+            Some(max) => draft_limit(max)?,
             None => self.max_draft_tokens,
         };
         locked(py, &self.inner, |drafter| drafter.draft(max)).map(PyDraft)
@@ -137,7 +137,7 @@ impl PyDrafter {
     /// looking into a draft.
     #[allow(clippy::type_complexity)] // as Python sees it: list[list[tuple[int, list[float]]]]
     fn candidates(&self, py: Python<'_>, max_draft_tokens: i64) -> PyResult<Vec<Vec<(i32, Vec<f32>)>>> {
-        let max = limit("max_draft_tokens", max_draft_tokens)?;
+        let max = draft_limit(max_draft_tokens)?;
         let positions = locked(py, &self.inner, |drafter| drafter.candidates(max))?;
         let position = |candidates: Vec<(Candidate, Features)>| {
             candidates.iter().map(|(candidate, features)| (candidate.token, features.0.to_vec())).collect()

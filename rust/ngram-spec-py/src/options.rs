@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use ngram_spec::drafter::MAX_DRAFT_TOKENS;
 use ngram_spec::{AcceptanceModel, CostCurve, DraftCost, DraftOptions, Feature};
 use pyo3::prelude::*;
 use pyo3::types::PyMapping;
@@ -143,7 +144,7 @@ pub(crate) fn read_options(
     acceptance: Option<&PyAcceptanceModel>,
 ) -> PyResult<DraftOptions> {
     let mut options = DraftOptions {
-        max_draft_tokens: limit("max_draft_tokens", max_draft_tokens)?,
+        max_draft_tokens: draft_limit(max_draft_tokens)?,
         min_match_len: limit("min_match_len", min_match_len)?,
         ..DraftOptions::default()
     };
@@ -161,5 +162,17 @@ pub(crate) fn read_options(
 
 /// A count that must not be negative.
 pub(crate) fn limit(name: &str, value: i64) -> PyResult<u32> {
-    u32::try_from(value).or_else(|_| refuse(format!("{name} must be from 0 to {}, got {value}", u32::MAX)))
+    at_most(u32::MAX, name, value)
+}
+
+/// A limit of draft tokens. Where drafts cost nothing, periodic text fills any limit, so an absurd one is refused.
+pub(crate) fn draft_limit(value: i64) -> PyResult<u32> {
+    at_most(MAX_DRAFT_TOKENS, "max_draft_tokens", value)
+}
+
+fn at_most(max: u32, name: &str, value: i64) -> PyResult<u32> {
+    match u32::try_from(value) {
+        Ok(value) if value <= max => Ok(value),
+        _ => refuse(format!("{name} must be from 0 to {max}, got {value}")),
+    }
 }

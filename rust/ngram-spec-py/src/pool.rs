@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::convert::{integers, refuse};
-use crate::options::{PyAcceptanceModel, limit, read_options};
+use crate::options::{PyAcceptanceModel, draft_limit, limit, read_options};
 use crate::{locked, refused};
 
 /// Drafts for the rows of a batch, which have no identity.
@@ -123,7 +123,7 @@ impl PyDrafterPool {
         let limits = match max_draft_tokens {
             None => vec![self.max_draft_tokens; num_tokens.len()],
             Some(max) => match max.extract::<i64>() {
-                Ok(max) => vec![limit("max_draft_tokens", max)?; num_tokens.len()],
+                Ok(max) => vec![draft_limit(max)?; num_tokens.len()],
                 Err(_) => per_row("max_draft_tokens", max, num_tokens.len())?,
             },
         };

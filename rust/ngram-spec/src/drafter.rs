@@ -10,6 +10,9 @@ use crate::features::{Features, HitRates, Situation};
 use crate::matcher::{Match, Matcher};
 use crate::policy::{DraftCost, DraftPlan};
 
+/// The highest limit per step. Engines verify far fewer: vLLM at most 128.
+pub const MAX_DRAFT_TOKENS: u32 = 65_536;
+
 /// What a drafter may do. One set serves every load: `draft_cost` is the only knob.
 #[derive(Clone, Debug)]
 pub struct DraftOptions {
@@ -43,6 +46,9 @@ impl DraftOptions {
     /// # Errors
     /// [`Error::InvalidOption`] with the option's name, the rule and the value.
     pub fn check(&self) -> Result<(), Error> {
+        if self.max_draft_tokens > MAX_DRAFT_TOKENS {
+            return Err(Error::option("max_draft_tokens", "at most 65536", self.max_draft_tokens));
+        }
         if self.min_match_len == 0 {
             return Err(Error::option("min_match_len", "at least 1", 0));
         }
@@ -153,7 +159,7 @@ impl Drafter {
         }
     }
 
-    /// Proposes the next tokens, at most `max_draft_tokens` of them.
+    /// Proposes the next tokens, at most `max_draft_tokens` of them and never more than [`MAX_DRAFT_TOKENS`].
     #[must_use]
     pub fn draft(&mut self, max_draft_tokens: u32) -> Draft {
         let options = Arc::clone(&self.options);
@@ -214,7 +220,7 @@ impl Drafter {
         let mut copying = self.copying.map(|copying| copying.located(tokens));
         let mut rates = self.rates;
         let mut candidates: Vec<Candidate> = Vec::with_capacity(3);
-        for position in 0..max_draft_tokens as usize {
+        for position in 0..max_draft_tokens.min(MAX_DRAFT_TOKENS) as usize {
             let mut matches = matcher.matches();
             let longest = matches.next().filter(|found| found.len >= options.min_match_len);
             let shorter = longest.and_then(|_| matches.next());

@@ -5,8 +5,9 @@
 //! module each, in the order in which data flows:
 //!
 //! 1. [`automaton`] takes every token of the context and knows every string in it ([`edges`] holds its transitions);
-//! 2. [`matcher`] follows the longest match of what the context ends with, token by token;
-//! 3. [`acceptance`] says how probable it is that the target model agrees with each of those tokens;
+//! 2. [`matcher`] follows the longest match of what the context ends with, token by token, and [`copying`] the passage
+//!    that is being copied, also across edits;
+//! 3. [`acceptance`] says how probable it is that the target model agrees with a token, from its [`features`];
 //! 4. [`policy`] stops where the next token costs more than it brings.
 //!
 //! [`drafter`] runs the loop for one request, [`pool`] for the rows of a batch; [`rows`] recognises those rows.

@@ -10,9 +10,11 @@ use crate::edges::u32_from;
 
 /// Up to this length the whole row is compared in every call.
 const MAX_EXACT_LEN: usize = 16_384;
-/// Of a longer row that merely grew, the tail and one slice of this length are compared per call.
+/// Of a longer row that merely grew, the tail and one slice of this length are compared per call, and as many tokens as
+/// there are samples all over the row: another request's text differs nearly everywhere and is noticed at once.
 const SLICE_LEN: usize = 2_048;
 const TAIL_LEN: usize = 64;
+const NUM_SAMPLES: usize = 32;
 /// A row that grew by more than this in one call did not just take a step: drafts are never longer than 128.
 const MAX_STEP_LEN: usize = 129;
 
@@ -60,7 +62,9 @@ impl Entry {
         let start = if self.next_slice < tail { self.next_slice } else { 0 };
         let end = (start + SLICE_LEN).min(tail);
         self.next_slice = end;
-        known[start..end] == row[start..end]
+        let stride = tail / NUM_SAMPLES;
+        let mut samples = (start % stride..tail).step_by(stride);
+        known[start..end] == row[start..end] && samples.all(|at| known[at] == row[at])
     }
 
     /// Whether a row of this length can be the same row one step later.

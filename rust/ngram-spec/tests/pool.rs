@@ -188,6 +188,16 @@ fn a_long_row_that_is_replaced_is_noticed_at_once_where_tail_length_or_place_tel
 }
 
 #[test]
+fn a_long_row_that_is_replaced_by_another_text_with_the_same_end_is_noticed_at_once() {
+    let end = text(3, 100);
+    let [old, new] = [1, 2].map(|seed| [text(seed, 20_000), end.clone()].concat());
+    let mut pool = pool();
+    settle(&mut pool, &[old]);
+    assert_eq!(propose(&mut pool, &[new]), [vec![]]);
+    assert_eq!(pool.stats().num_new_rows, 2);
+}
+
+#[test]
 fn a_long_row_that_is_replaced_in_the_middle_only_is_noticed_within_few_calls() {
     let mut pool = pool();
     let mut rows = [text(1, 20_000)];
