@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 import pytest
-from ngram_spec import NgramSpecError, ablation
+from ngram_spec import ablation
 from ngram_spec.ablation import settings_without_each_feature
 from ngram_spec.replay import ReplayCounts, ReplaySettings
 from ngram_spec.results import DrafterResult, FileResult, ResponseResult
@@ -23,13 +23,6 @@ class WeightedModel:
         return {name: self.prior.get(name, 0.0) for name in self.feature_names()}
 
 
-class TableModel:
-    """An acceptance model without features."""
-
-    def __init__(self, prior: object = None) -> None:
-        pass
-
-
 def test_each_feature_in_turn_has_weight_0_and_the_others_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ablation, "AcceptanceModel", WeightedModel)
     settings = ReplaySettings(max_draft_tokens=9, learn=True)
@@ -45,12 +38,6 @@ def test_a_prior_of_one_s_own_is_what_is_ablated(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(ablation, "AcceptanceModel", WeightedModel)
     without = settings_without_each_feature(ReplaySettings(prior={"match_len": 5.0}))
     assert without["bias"].prior == {"bias": 0.0, "match_len": 5.0}
-
-
-def test_a_model_without_features_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ablation, "AcceptanceModel", TableModel)
-    with pytest.raises(NgramSpecError, match="has no feature_names"):
-        settings_without_each_feature(ReplaySettings())
 
 
 def test_the_change_is_relative_to_the_whole_model_at_each_cost() -> None:

@@ -333,6 +333,26 @@ def test_drafting_is_off_while_the_switch_file_exists(
     assert "switched on" in caplog.text
 
 
+def test_a_switch_file_that_cannot_be_looked_for_is_not_there(tmp_path: Path) -> None:
+    # As in a directory that may not be searched: the system refuses the question, with another error.
+    proposer = NgramSpecProposer(vllm_config({"switch_file": str(tmp_path / ("x" * 5000))}))
+    assert propose(proposer, [PERIODIC])[0]
+    assert proposer.num_faults == 0
+
+
+def test_a_pool_that_panicked_leaves_the_proposer_s_own_counters(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stats() -> None:
+        raise RuntimeError("an earlier call panicked")
+
+    proposer = NgramSpecProposer(vllm_config())
+    faulty = Faulty(RuntimeError("an earlier call panicked"))
+    monkeypatch.setattr(faulty, "stats", stats, raising=False)
+    monkeypatch.setattr(proposer, "_pool", faulty)
+    propose(proposer, [PERIODIC])
+    assert proposer.stats()["num_faults"] == 1
+    assert "num_entries" not in proposer.stats()
+
+
 def test_stats_add_up_over_rows_with_and_without_accepted_tokens() -> None:
     proposer = NgramSpecProposer(vllm_config())
     num_tokens, token_ids = buffers([PERIODIC] * 4)

@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from ngram_spec._core import AcceptanceModel, NgramSpecError
+from ngram_spec._core import AcceptanceModel
 from ngram_spec.replay import REPORTED_DRAFT_COSTS, ReplaySettings
 from ngram_spec.results import DrafterResult
 
@@ -26,17 +26,9 @@ def settings_without_each_feature(settings: ReplaySettings) -> dict[str, ReplayS
     """Return, by feature of the acceptance model, the settings with the weight of this feature at 0.
 
     With `learn`, the weight starts at 0 and is learned anew.
-
-    Raises:
-        NgramSpecError: the acceptance model of the native module has no features.
     """
-    model: Any = AcceptanceModel(settings.prior)
-    if not hasattr(model, "feature_names"):
-        raise NgramSpecError(
-            "an ablation needs an acceptance model of weighted features, and the AcceptanceModel of the "
-            "installed native module has no feature_names; install a newer ngram-spec"
-        )
-    weights: dict[str, float] = model.weights()
+    model = AcceptanceModel(settings.prior)
+    weights = model.weights()
     return {name: replace(settings, prior=weights | {name: 0.0}) for name in model.feature_names()}
 
 

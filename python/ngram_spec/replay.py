@@ -47,7 +47,10 @@ DrafterFactory = Callable[[TokenizedResponse], ReplayedDrafter]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplaySettings:
-    """The options of the drafter that is replayed; names and defaults are those of `Drafter`."""
+    """The options of the drafter that is replayed, with the names and defaults of `Drafter`.
+
+    But it learns, as in vLLM and unlike a `Drafter` of its own: `learn` is true.
+    """
 
     max_draft_tokens: int = 16
     draft_cost: float = 0.05

@@ -125,9 +125,7 @@ def read_results(path: Path) -> ByDrafter:
     except ValueError as error:
         raise NgramSpecError(f"{path}: the earlier results must be JSON: {error}") from error
     try:
-        # Where results have no draft_cost of their own, that of the settings is everybody's.
-        draft_cost = document["settings"]["draft_cost"]
-        return by_drafter(_file_result(result, draft_cost) for result in document["results"])
+        return by_drafter(_file_result(result) for result in document["results"])
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise NgramSpecError(
             f"{path}: the earlier results must be what ngram-spec replay --json writes "
@@ -135,7 +133,7 @@ def read_results(path: Path) -> ByDrafter:
         ) from error
 
 
-def _file_result(result: dict[str, Any], draft_cost: float | None) -> FileResult:
+def _file_result(result: dict[str, Any]) -> FileResult:
     names = [counts_field.name for counts_field in fields(ReplayCounts)]
     responses = [
         ResponseResult(
@@ -146,8 +144,7 @@ def _file_result(result: dict[str, Any], draft_cost: float | None) -> FileResult
         )
         for response in result["responses"]
     ]
-    draft_cost = result.get("draft_cost", draft_cost)
-    return FileResult(result["file"], result["tokenizer"], result["drafter"], draft_cost, responses)
+    return FileResult(result["file"], result["tokenizer"], result["drafter"], result["draft_cost"], responses)
 
 
 def check_same_records(mine: FileResult, earlier: ByDrafter, source: Path) -> None:

@@ -15,6 +15,7 @@ that this package relies on stands in this module, as read in vLLM 0.22.0 and 0.
 import bisect
 import inspect
 import logging
+import os.path
 import re
 import sys
 import time
@@ -100,7 +101,8 @@ class NgramSpecProposer:
         self._num_steps = self._num_sampled_rows = self._num_emitted_tokens = 0
         self._drafter_ns = 0
         self._switch_file, self._is_switched_off = options.switch_file, False
-        self._is_used = _drafts_are_used(parallel) and not getattr(model, "enable_prompt_embeds", False)
+        has_prompt_embeddings = bool(getattr(model, "enable_prompt_embeds", False))
+        self._is_used = _drafts_are_used(parallel) and not has_prompt_embeddings
         self._pool = DrafterPool(**options.pool, **derived)
         schedule = getattr(speculative, "num_speculative_tokens_per_batch_size", None)
         self._caps = _BatchSizeCaps(max_draft_tokens, schedule)
@@ -109,7 +111,7 @@ class NgramSpecProposer:
         effective = {**OWN_DEFAULTS, **_pool_defaults(), **given, **derived}
         settings = ", ".join(f"{name} = {value}" for name, value in effective.items())
         logger.info("ngram-spec in vLLM %s with %s; %s.", version, settings, COST_OF_METHOD)
-        if getattr(model, "enable_prompt_embeds", False):
+        if has_prompt_embeddings:
             logger.warning("ngram-spec: %s", PROMPT_EMBEDDINGS)
         if sampling_is_broken():
             logger.warning("ngram-spec: %s", BROKEN_SAMPLING)
@@ -159,7 +161,8 @@ class NgramSpecProposer:
 
     def _drafts_in_this_step(self) -> bool:
         if self._switch_file is not None and self._num_steps % NUM_STEPS_PER_LOOK == 0:
-            is_off = self._switch_file.exists()
+            # Path.exists raises for a directory that it may not search, in Python 3.11 to 3.13: a fault.
+            is_off = os.path.exists(self._switch_file)  # noqa: PTH110
             if is_off != self._is_switched_off:
                 self._is_switched_off = is_off
                 logger.warning(
@@ -169,7 +172,11 @@ class NgramSpecProposer:
                     "exists" if is_off else "is gone",
                 )
         self._num_steps += 1
-        return self.enabled and not self._is_switched_off and not self.has_stood_down
+        return self._is_drafting
+
+    @property
+    def _is_drafting(self) -> bool:
+        return self._is_used and self.enabled and not self._is_switched_off and not self.has_stood_down
 
     def load_model(self, *args: object, **kwargs: object) -> None:
         """Do nothing: there is no draft model, but vLLM's CPU runner calls this on every proposer."""
@@ -181,12 +188,16 @@ class NgramSpecProposer:
         beyond the first of each row and step, is exact; but steps in which vLLM skips the call are not
         counted. `drafter_ns` is the time spent here, in nanoseconds.
         """
-        is_drafting = self._is_used and self.enabled and not self._is_switched_off and not self.has_stood_down
+        try:
+            of_pool = self._pool.stats()
+        except RuntimeError:
+            # A panic inside poisons the pool for good. How often it failed is then what one wants to read.
+            of_pool = {}
         return {
-            **self._pool.stats(),
+            **of_pool,
             "num_faults": self.num_faults,
             "has_stood_down": int(self.has_stood_down),
-            "is_drafting": int(is_drafting),
+            "is_drafting": int(self._is_drafting),
             "num_steps": self._num_steps,
             "num_sampled_rows": self._num_sampled_rows,
             "num_emitted_tokens": self._num_emitted_tokens,

@@ -21,7 +21,10 @@ COUNTERS = {
     "num_new_rows": ("new_rows", "rows that were indexed from their start"),
     "num_evictions": ("evictions", "indexes dropped to stay within max_bytes"),
     "num_unindexed_rows": ("unindexed_rows", "rows without a draft for want of memory"),
-    "num_invalid_rows": ("invalid_rows", "rows without a draft for ids outside the vocabulary"),
+    "num_invalid_rows": (
+        "invalid_rows",
+        "rows without a draft for a negative id or more tokens than the limit",
+    ),
     "num_faults": ("faults", "steps without drafts because drafting failed"),
 }
 GAUGES = {

@@ -6,7 +6,7 @@ They stand under "ngram_spec" in `--additional-config`, or, in the short form, i
 import difflib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,9 +39,8 @@ ENGINE_OPTIONS = {
 
 @dataclass(frozen=True)
 class Options:
-    """What the proposer runs with: `given` as the user wrote it, `pool` as DrafterPool takes it."""
+    """What the proposer runs with: `pool` as DrafterPool takes it, the rest as the user gave it."""
 
-    given: Mapping[str, Any]
     pool: Mapping[str, Any]
     enabled: bool
     switch_file: Path | None
@@ -49,16 +48,22 @@ class Options:
     metrics_host: str
 
 
-def read_options(given: Mapping[str, Any], derived: Mapping[str, Any], place: str = OPTIONS_PLACE) -> Options:
+def read_options(
+    given: Mapping[str, Any],
+    derived: Mapping[str, Any],
+    place: str = OPTIONS_PLACE,
+    also_known: Sequence[str] = (),
+) -> Options:
     """Return `given` checked one by one; `derived` is what the pool gets from the engine's own settings.
 
     Raises:
         NgramSpecError: an option is unknown or has a value it cannot have; the sentence names the key, the
-            value and what it must be, with `place` as where it stands.
+            value and what it must be, with `place` as where it stands. What else may stand there,
+            `also_known`, is told to whoever misspells a key.
     """
     pool: dict[str, Any] = {}
     for key, value in given.items():
-        _check_key(key, value, place)
+        _check_key(key, value, place, (*OPTIONS, *also_known))
         try:
             pool.update(_pool_option(key, value, derived))
         except (TypeError, ValueError, OverflowError, OSError) as error:
@@ -68,7 +73,6 @@ def read_options(given: Mapping[str, Any], derived: Mapping[str, Any], place: st
     # One model for all rows of the engine: each row alone sees too little to learn from.
     pool["acceptance"] = AcceptanceModel(values.get("prior"), learn=values["learn"])
     return Options(
-        given=dict(given),
         pool=pool,
         enabled=values["enabled"],
         switch_file=Path(values["switch_file"]) if "switch_file" in values else None,
@@ -108,16 +112,15 @@ def checked_max_draft_tokens(num_speculative_tokens: object) -> int:
     return number
 
 
-def _check_key(key: str, value: object, place: str) -> None:
+def _check_key(key: str, value: object, place: str, known: Sequence[str]) -> None:
     if key in ENGINE_OPTIONS:
         raise NgramSpecError(
             f"{key} must not be in {place}, got {value!r}: it follows from {ENGINE_OPTIONS[key]}"
         )
     if key not in OPTIONS:
-        nearest = difflib.get_close_matches(str(key), OPTIONS, n=1)
+        nearest = difflib.get_close_matches(str(key), known, n=1)
         hint = f": did you mean {nearest[0]}?" if nearest else ""
-        allowed = ", ".join(OPTIONS)
-        raise NgramSpecError(f"{place} must be among {allowed}, got {key} = {value!r}{hint}")
+        raise NgramSpecError(f"{place} must be among {', '.join(known)}, got {key} = {value!r}{hint}")
 
 
 def _pool_option(key: str, value: Any, derived: Mapping[str, Any]) -> dict[str, Any]:

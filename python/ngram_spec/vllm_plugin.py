@@ -8,7 +8,6 @@ wrapped (as read in vLLM 0.32.0, `engine/arg_utils.py`), and the short form rewr
 knows: method `custom_class`, with the options in `--additional-config`.
 """
 
-import difflib
 import functools
 import importlib
 import logging
@@ -16,18 +15,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ngram_spec._core import NgramSpecError
-from ngram_spec.vllm_options import (
-    ENGINE_OPTIONS,
-    OPTIONS,
-    checked_max_draft_tokens,
-    options_in,
-    read_options,
-)
+from ngram_spec.vllm_options import OPTIONS, checked_max_draft_tokens, options_in, read_options
 
 METHOD = "ngram_spec"
 PROPOSER = "ngram_spec.vllm.NgramSpecProposer"
 DEFAULT_NUM_SPECULATIVE_TOKENS = 16
-PLACE = "the options in --speculative-config"
+PLACE = 'the options of method "ngram_spec" in --speculative-config'
 
 # Only loggers below "vllm" reach the handlers that vLLM sets up.
 logger = logging.getLogger("vllm.ngram_spec")
@@ -94,8 +87,8 @@ def rewrite(engine_args: Any, target_model: Any, keys_of_vllm: frozenset[str]) -
         given.pop("num_speculative_tokens", DEFAULT_NUM_SPECULATIVE_TOKENS)
     )
     kept = {key: given.pop(key) for key in list(given) if key in keys_of_vllm - OPTIONS.keys()}
-    _check_keys(given)
-    read_options(given, _derived(target_model, max_draft_tokens), PLACE)
+    derived = _derived(target_model, max_draft_tokens)
+    read_options(given, derived, PLACE, also_known=("num_speculative_tokens",))
 
     additional = getattr(engine_args, "additional_config", None)
     if additional and not isinstance(additional, Mapping):
@@ -121,18 +114,6 @@ def _check_same(key: str, given: Mapping[str, Any], other: object, other_place: 
             f"{key} must be given once, got {given[key]!r} in --speculative-config and {other!r} in "
             f"{other_place}: leave one out"
         )
-
-
-def _check_keys(given: Mapping[str, Any]) -> None:
-    for key, value in given.items():
-        if key not in OPTIONS and key not in ENGINE_OPTIONS:
-            known = [*OPTIONS, "num_speculative_tokens"]
-            nearest = difflib.get_close_matches(key, known, n=1)
-            hint = f": did you mean {nearest[0]}?" if nearest else ""
-            raise NgramSpecError(
-                f'with method "ngram_spec", {PLACE} must be among {", ".join(known)}, '
-                f"got {key} = {value!r}{hint}"
-            )
 
 
 def _derived(target_model: Any, max_draft_tokens: int) -> dict[str, int]:
