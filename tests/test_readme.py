@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 from ngram_spec import Drafter, DrafterPool, cli
 from ngram_spec.replay import REPORTED_DRAFT_COSTS, ReplaySettings
-from ngram_spec.vllm_options import ENGINE_OPTIONS, MAX_SPEC_LEN, OPTIONS
+from ngram_spec.vllm_options import ENGINE_OPTIONS, MAX_SPEC_LEN, OPTIONS, OWN_DEFAULTS
+from ngram_spec.vllm_plugin import rewrite
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -58,6 +59,13 @@ def value_of(expression: str) -> object:
     return value
 
 
+def serve_arguments(arguments: list[str]) -> dict[str, Any]:
+    """The flags of `vllm serve MODEL` as the fields of vLLM's EngineArgs."""
+    assert arguments[:2] == ["serve", "MODEL"]
+    flags = zip(arguments[2::2], arguments[3::2], strict=True)
+    return {flag.removeprefix("--").replace("-", "_"): json.loads(value) for flag, value in flags}
+
+
 def test_the_python_examples_give_the_output_that_they_show() -> None:
     source = "\n".join(blocks("python"))
     example = doctest.DocTestParser().get_doctest(source, {}, "README.md", "README.md", 0)
@@ -66,13 +74,16 @@ def test_the_python_examples_give_the_output_that_they_show() -> None:
     assert result.failed == 0
 
 
-def test_the_serve_command_is_one_that_the_proposer_accepts() -> None:
-    (arguments,) = commands("vllm")
-    assert arguments[:2] == ["serve", "MODEL"]
-    values = dict(zip(arguments[2::2], arguments[3::2], strict=True))
-    assert values.keys() == {"--speculative-config", "--additional-config"}
-    speculative = json.loads(values["--speculative-config"])
-    additional = json.loads(values["--additional-config"])
+def test_the_serve_commands_are_one_and_the_proposer_accepts_them() -> None:
+    model = SimpleNamespace(max_model_len=2048, get_vocab_size=lambda: 32_000)
+    short, long = (serve_arguments(arguments) for arguments in commands("vllm"))
+    assert short["speculative_config"]["method"] == "ngram_spec"
+    assert short.keys() == {"speculative_config"}
+    rewritten = SimpleNamespace(**short)
+    rewrite(rewritten, model, frozenset({"method", "model", "num_speculative_tokens"}))
+    assert vars(rewritten) == long
+
+    speculative, additional = long["speculative_config"], long["additional_config"]
     assert speculative.keys() == {"method", "model", "num_speculative_tokens"}
     assert speculative["method"] == "custom_class"
     assert speculative["num_speculative_tokens"] <= MAX_SPEC_LEN
@@ -80,7 +91,6 @@ def test_the_serve_command_is_one_that_the_proposer_accepts() -> None:
     assert additional["ngram_spec"].keys() <= OPTIONS.keys()
 
     module, name = speculative["model"].rsplit(".", 1)
-    model = SimpleNamespace(max_model_len=2048, get_vocab_size=lambda: 32_000)
     config = SimpleNamespace(
         speculative_config=SimpleNamespace(**speculative), additional_config=additional, model_config=model
     )
@@ -90,15 +100,25 @@ def test_the_serve_command_is_one_that_the_proposer_accepts() -> None:
 
 def test_the_options_are_those_of_the_classes_with_their_defaults() -> None:
     options = table("Options")
-    assert options.pop("enabled") == "true"
-    defaults = {name: value_of(default) for name, default in options.items()}
-    assert defaults == signature(DrafterPool)
-    first_five = dict(list(defaults.items())[:5])
+    of_pool = {name: value_of(default) for name, default in list(options.items())[:8]}
+    assert of_pool == signature(DrafterPool)
+    first_five = dict(list(of_pool.items())[:5])
     assert first_five == signature(Drafter)
 
 
+def test_the_options_of_vllm_alone_are_all_there_with_their_defaults() -> None:
+    options = table("Options")
+    of_vllm = {name: options[name] for name in list(options)[8:]}
+    assert of_vllm.keys() == OPTIONS.keys() - signature(DrafterPool).keys()
+    written = {
+        name: default if isinstance(default, str) else json.dumps(default)
+        for name, default in OWN_DEFAULTS.items()
+    }
+    assert of_vllm == dict.fromkeys(of_vllm, "none") | written
+
+
 def test_the_options_for_vllm_are_named_and_no_others() -> None:
-    (sentence,) = re.findall(r"the vLLM options (.*?)\s+stand under", README, flags=re.DOTALL)
+    (sentence,) = re.findall(r"[Tt]he vLLM options (.*?)\s+stand under", README, flags=re.DOTALL)
     assert re.findall(r"`(\w+)`", sentence) == list(OPTIONS)
     assert ENGINE_OPTIONS.keys() <= table("Options").keys()
 
