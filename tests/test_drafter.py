@@ -93,6 +93,7 @@ def test_a_cost_curve_may_stand_for_the_cost() -> None:
         lambda ids: np.array(ids, dtype=np.uint64),
         lambda ids: np.repeat(np.array(ids, dtype=np.int32), 2)[::2],
         lambda ids: np.array(ids, dtype=">i4"),
+        lambda ids: np.frombuffer(b"x" + np.array(ids, dtype=np.int32).tobytes(), dtype=np.int32, offset=1),
         lambda ids: [np.int32(i) for i in ids],
         iter,
     ],
@@ -105,6 +106,7 @@ def test_a_cost_curve_may_stand_for_the_cost() -> None:
         "uint64",
         "strided",
         "big endian",
+        "unaligned",
         "scalars",
         "iterator",
     ],
@@ -144,6 +146,7 @@ def test_what_is_no_sequence_of_token_ids_is_refused_with_rule_and_place(prompt:
     ("options", "message"),
     [
         ({"max_draft_tokens": -1}, "max_draft_tokens must be from 0 to 65536, got -1"),
+        ({"max_draft_tokens": 2**64}, "max_draft_tokens must be from 0 to 65536, got 9223372036854775807"),
         ({"min_match_len": 0}, "min_match_len must be at least 1, got 0"),
         ({"draft_cost": -0.1}, "draft_cost must be a finite number of at least 0, got -0.1"),
         ({"draft_cost": float("nan")}, "draft_cost must be a finite number of at least 0, got NaN"),
@@ -195,6 +198,21 @@ def test_a_refused_extend_appends_nothing() -> None:
         drafter.extend([2, 3, -1])
     assert len(drafter) == 4
     assert drafter.draft(1).token_ids == [2]
+
+
+def test_a_sequence_that_lies_about_its_length_is_read_all_the_same() -> None:
+    class Liar(list[int]):
+        def __len__(self) -> int:
+            return 2**40
+
+    assert len(Drafter(Liar([1, 2]))) == 2
+
+
+def test_tokens_that_were_chosen_to_hash_alike_are_indexed_like_others() -> None:
+    # By the golden ratio, the usual multiplier: 40,000 of the ids whose hash is lowest took minutes then.
+    ids = np.arange(2**21, dtype=np.uint32)
+    alike = ids[np.argsort(ids * np.uint32(0x9E3779B1))][:40_000].astype(np.int32)
+    assert len(Drafter(alike)) == 40_000
 
 
 def test_several_threads_may_call_one_drafter() -> None:

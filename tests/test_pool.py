@@ -63,6 +63,12 @@ def test_a_row_that_sampled_nothing_is_indexed_and_drafts_nothing() -> None:
     assert pool.stats()["num_indexed_tokens"] == 10
 
 
+def test_a_batch_without_rows_gets_no_drafts() -> None:
+    assert (
+        DrafterPool().propose(ROWS, []) == DrafterPool().propose(np.zeros((0, 5), dtype=np.int32), []) == []
+    )
+
+
 def test_limits_may_differ_from_row_to_row() -> None:
     drafts = DrafterPool(draft_cost=0.0).propose(ROWS, [6, 4, 3], max_draft_tokens=[0, 1, 2])
     assert [len(draft) for draft in drafts] == [0, 1, 2]
@@ -82,6 +88,7 @@ def test_rows_may_be_a_part_of_a_larger_array() -> None:
         ((ROWS[0], [6]), "got dtype int32 and shape [6]"),
         ((ROWS.T, [3]), "got strides [4, 24]"),
         (([[1]], [1]), "got list"),
+        ((np.zeros(41, np.uint8)[1:].view(np.int32).reshape(2, 5), [5]), "got one that is not aligned"),
         ((ROWS, [6, 4, 3, 1]), "num_tokens has at most one entry per row, got 4 for 3 rows"),
         ((ROWS, [6, 7]), "num_tokens must be from 0 to 6, got 7 at row 1"),
         ((ROWS, [-1]), "num_tokens must be from 0 to 6, got -1 at row 0"),
@@ -104,6 +111,10 @@ def test_a_bad_batch_is_refused_with_rule_value_and_place(arguments: tuple[Any, 
     [
         ({"max_bytes": 1000}, "max_bytes must be at least 64 bytes for each token of max_context_len"),
         ({"max_bytes": -1}, "max_bytes must not be negative, got -1"),
+        (
+            {"max_bytes": 10**30},
+            "max_bytes must be at most 2**48, which no machine has, got 9223372036854775807",
+        ),
         ({"max_context_len": 0}, "max_context_len must be from 1 to 268435455, got 0"),
         ({"vocab_size": 0}, "vocab_size must be at least 1, got 0"),
         ({"draft_cost": -1.0}, "draft_cost must be a finite number of at least 0, got -1"),

@@ -272,3 +272,10 @@ def test_few_records_are_named_and_not_compared(
     printed = capsys.readouterr().out
     assert "fewer than 6 records, so no paired comparison with vLLM ngram 5,5:\nids.jsonl\n" in printed
     assert "95 % interval" not in printed
+
+
+def test_results_never_replace_what_is_read(recording: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = recording.read_bytes()
+    message = refused(capsys, recording, "--json", recording)
+    assert "the results would replace an input; name another file" in message
+    assert recording.read_bytes() == before

@@ -78,6 +78,7 @@ def run_replay(options: argparse.Namespace) -> None:
     earlier = {} if options.against is None else read_results(options.against)
     for path, what in ((options.json, "results"), (options.plot, "plot")):
         if path is not None:
+            _check_no_input(path, what, options)
             _check_writable(path, what)
     if options.plot is not None:
         check_plottable(options.plot)
@@ -252,6 +253,8 @@ def _read_prior(path: Path) -> dict[str, Any]:
         raise NgramSpecError(
             f"{path}:{error.lineno}: the prior must be a JSON object: {error.msg}"
         ) from error
+    except RecursionError as error:
+        raise NgramSpecError(f"{path}: the prior must be a JSON object, not one so deep") from error
     except UnicodeDecodeError as error:
         raise NgramSpecError(
             f"{path}: the prior must be UTF-8 text, got byte {error.object[error.start]:#04x}"
@@ -277,6 +280,12 @@ def _check_writable(path: Path, what: str) -> None:
         ) from error
     if not existed:
         path.unlink()
+
+
+def _check_no_input(path: Path, what: str, options: argparse.Namespace) -> None:
+    for source in (*options.files, options.prior):
+        if source is not None and path.exists() and source.exists() and path.samefile(source):
+            raise NgramSpecError(f"{path}: the {what} would replace an input; name another file")
 
 
 def _write_json(path: Path, document: dict[str, Any]) -> None:

@@ -122,7 +122,7 @@ def read_results(path: Path) -> ByDrafter:
         document = json.loads(path.read_bytes())
     except OSError as error:
         raise NgramSpecError(f"{path}: cannot read the earlier results: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise NgramSpecError(f"{path}: the earlier results must be JSON: {error}") from error
     try:
         return by_drafter(_file_result(result) for result in document["results"])

@@ -1,8 +1,7 @@
 //! Token ids and counts from numpy arrays and other sequences.
 
-use std::borrow::Cow;
-
 use numpy::{PyArrayDyn, PyArrayMethods, PyReadonlyArray1, PyUntypedArray, PyUntypedArrayMethods};
+use pyo3::exceptions::PyOverflowError;
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PyString};
 
@@ -17,7 +16,7 @@ pub(crate) enum TokenIds<'py> {
 impl TokenIds<'_> {
     pub(crate) fn as_slice(&self) -> &[i32] {
         match self {
-            // Only contiguous arrays are borrowed.
+            // Only arrays that are a slice are borrowed.
             Self::Borrowed(array) => array.as_slice().unwrap_or_default(),
             Self::Copied(tokens) => tokens,
         }
@@ -25,7 +24,8 @@ impl TokenIds<'_> {
 
     pub(crate) fn extract<'py>(name: &str, value: &Bound<'py, PyAny>) -> PyResult<TokenIds<'py>> {
         if let Ok(array) = value.extract::<PyReadonlyArray1<'py, i32>>()
-            && array.is_c_contiguous()
+            && array.as_slice().is_ok()
+        // contiguous, and aligned
         {
             return Ok(TokenIds::Borrowed(array));
         }
@@ -38,7 +38,7 @@ impl TokenIds<'_> {
 }
 
 /// One-dimensional integers of any width, copied.
-pub(crate) fn integers<'a>(name: &str, value: &Bound<'_, PyAny>) -> PyResult<Cow<'a, [i64]>> {
+pub(crate) fn integers(name: &str, value: &Bound<'_, PyAny>) -> PyResult<Vec<i64>> {
     if let Ok(array) = value.cast::<PyUntypedArray>() {
         if array.ndim() != 1 {
             return refuse(format!("{name} must be one-dimensional, got shape {:?}", array.shape()));
@@ -51,7 +51,7 @@ pub(crate) fn integers<'a>(name: &str, value: &Bound<'_, PyAny>) -> PyResult<Cow
         if kind == 'i' {
             let wide = array.call_method1("astype", ("int64",))?;
             let wide = wide.cast::<PyArrayDyn<i64>>()?.readonly();
-            return Ok(Cow::Owned(wide.as_array().iter().copied().collect()));
+            return Ok(wide.as_array().iter().copied().collect());
         }
         return items(name, &array.call_method0("tolist")?);
     }
@@ -62,11 +62,12 @@ pub(crate) fn integers<'a>(name: &str, value: &Bound<'_, PyAny>) -> PyResult<Cow
     items(name, value)
 }
 
-fn items<'a>(name: &str, value: &Bound<'_, PyAny>) -> PyResult<Cow<'a, [i64]>> {
+fn items(name: &str, value: &Bound<'_, PyAny>) -> PyResult<Vec<i64>> {
     let Ok(iterator) = value.try_iter() else {
         return refuse(format!("{name} must be a sequence of integers, got {}", value.get_type().name()?));
     };
-    let mut integers = Vec::with_capacity(value.len().unwrap_or(0));
+    // An object may lie about its length.
+    let mut integers = Vec::with_capacity(value.len().unwrap_or(0).min(4_096));
     for (index, item) in iterator.enumerate() {
         let item = item?;
         let Ok(integer) = item.extract::<i64>() else {
@@ -75,9 +76,25 @@ fn items<'a>(name: &str, value: &Bound<'_, PyAny>) -> PyResult<Cow<'a, [i64]>> {
         };
         integers.push(integer);
     }
-    Ok(Cow::Owned(integers))
+    Ok(integers)
 }
 
 pub(crate) fn refuse<T>(message: String) -> PyResult<T> {
     Err(NgramSpecError::new_err(message))
+}
+
+/// An integer option. Beyond 64 bits it becomes the nearest that fits, which the option's own rule then refuses.
+pub(crate) struct Int(pub(crate) i64);
+
+impl<'py> FromPyObject<'_, 'py> for Int {
+    type Error = PyErr;
+
+    fn extract(value: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        match value.extract::<i64>() {
+            Err(error) if error.is_instance_of::<PyOverflowError>(value.py()) => {
+                Ok(Self(if value.lt(0)? { i64::MIN } else { i64::MAX }))
+            }
+            other => other.map(Self),
+        }
+    }
 }

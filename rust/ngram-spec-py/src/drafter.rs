@@ -6,9 +6,9 @@ use ngram_spec::drafter::Candidate;
 use ngram_spec::{Draft, Drafter, Features};
 use pyo3::prelude::*;
 
-use crate::convert::TokenIds;
+use crate::convert::{Int, TokenIds};
 use crate::options::{PyAcceptanceModel, draft_limit, read_options};
-use crate::{locked, refused};
+use crate::{caught, locked, refused};
 
 /// Tokens proposed for one step.
 ///
@@ -67,7 +67,7 @@ impl PyDraft {
 /// eos_token_ids
 ///     A draft ends with the first of these.
 /// acceptance
-///     Estimates acceptance; None uses the shipped table.
+///     Estimates acceptance; None uses the shipped weights, which do not learn.
 ///
 /// Raises
 /// ------
@@ -91,22 +91,22 @@ pub(crate) struct PyDrafter {
 impl PyDrafter {
     #[new]
     #[pyo3(signature = (
-        prompt, *, max_draft_tokens=16, draft_cost=None, min_match_len=1, eos_token_ids=None, acceptance=None
+        prompt, *, max_draft_tokens=Int(16), draft_cost=None, min_match_len=Int(1), eos_token_ids=None, acceptance=None
     ), text_signature = "(prompt, *, max_draft_tokens=16, draft_cost=0.05, min_match_len=1, eos_token_ids=(), acceptance=None)")]
     fn new(
         py: Python<'_>,
         prompt: &Bound<'_, PyAny>,
-        max_draft_tokens: i64,
+        max_draft_tokens: Int,
         draft_cost: Option<&Bound<'_, PyAny>>,
-        min_match_len: i64,
+        min_match_len: Int,
         eos_token_ids: Option<&Bound<'_, PyAny>>,
         acceptance: Option<&PyAcceptanceModel>,
     ) -> PyResult<Self> {
-        let options = read_options(max_draft_tokens, draft_cost, min_match_len, eos_token_ids, acceptance)?;
+        let options = read_options(&max_draft_tokens, draft_cost, &min_match_len, eos_token_ids, acceptance)?;
         let max_draft_tokens = options.max_draft_tokens;
         let prompt = TokenIds::extract("prompt", prompt)?;
         let tokens = prompt.as_slice();
-        let inner = py.detach(|| Drafter::new(tokens, options)).map_err(|error| refused(&error))?;
+        let inner = caught(py, || Drafter::new(tokens, options))?.map_err(|error| refused(&error))?;
         Ok(Self { inner: Mutex::new(inner), max_draft_tokens })
     }
 
@@ -124,9 +124,9 @@ impl PyDrafter {
 
     /// Proposes the next tokens, at most `max_draft_tokens` (None: the drafter's own limit).
     #[pyo3(signature = (max_draft_tokens=None))]
-    fn draft(&self, py: Python<'_>, max_draft_tokens: Option<i64>) -> PyResult<PyDraft> {
+    fn draft(&self, py: Python<'_>, max_draft_tokens: Option<Int>) -> PyResult<PyDraft> {
         let max = match max_draft_tokens {
-            Some(max) => draft_limit(max)?,
+            Some(max) => draft_limit(max.0)?,
             None => self.max_draft_tokens,
         };
         locked(py, &self.inner, |drafter| drafter.draft(max)).map(PyDraft)
@@ -136,8 +136,8 @@ impl PyDrafter {
     /// drafted one first. Features stand in the order of `AcceptanceModel.feature_names()`. For fitting a prior and for
     /// looking into a draft.
     #[allow(clippy::type_complexity)] // as Python sees it: list[list[tuple[int, list[float]]]]
-    fn candidates(&self, py: Python<'_>, max_draft_tokens: i64) -> PyResult<Vec<Vec<(i32, Vec<f32>)>>> {
-        let max = draft_limit(max_draft_tokens)?;
+    fn candidates(&self, py: Python<'_>, max_draft_tokens: Int) -> PyResult<Vec<Vec<(i32, Vec<f32>)>>> {
+        let max = draft_limit(max_draft_tokens.0)?;
         let positions = locked(py, &self.inner, |drafter| drafter.candidates(max))?;
         let position = |candidates: Vec<(Candidate, Features)>| {
             candidates.iter().map(|(candidate, features)| (candidate.token, features.0.to_vec())).collect()

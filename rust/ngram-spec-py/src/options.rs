@@ -8,7 +8,7 @@ use ngram_spec::{AcceptanceModel, CostCurve, DraftCost, DraftOptions, Feature};
 use pyo3::prelude::*;
 use pyo3::types::PyMapping;
 
-use crate::convert::{TokenIds, refuse};
+use crate::convert::{Int, TokenIds, refuse};
 use crate::refused;
 
 /// Estimates how probable it is that the target model accepts a draft token.
@@ -119,8 +119,8 @@ impl PyCostCurve {
     }
 
     /// Relative time of a step that verifies so many tokens.
-    fn step_time(&self, num_tokens: i64) -> PyResult<f64> {
-        Ok(self.0.step_time(limit("num_tokens", num_tokens)?))
+    fn step_time(&self, num_tokens: Int) -> PyResult<f64> {
+        Ok(self.0.step_time(limit("num_tokens", num_tokens.0)?))
     }
 }
 
@@ -137,15 +137,15 @@ fn read_cost(value: &Bound<'_, PyAny>) -> PyResult<DraftCost> {
 
 /// The options as Python passes them; `None` takes the default.
 pub(crate) fn read_options(
-    max_draft_tokens: i64,
+    max_draft_tokens: &Int,
     draft_cost: Option<&Bound<'_, PyAny>>,
-    min_match_len: i64,
+    min_match_len: &Int,
     eos_token_ids: Option<&Bound<'_, PyAny>>,
     acceptance: Option<&PyAcceptanceModel>,
 ) -> PyResult<DraftOptions> {
     let mut options = DraftOptions {
-        max_draft_tokens: draft_limit(max_draft_tokens)?,
-        min_match_len: limit("min_match_len", min_match_len)?,
+        max_draft_tokens: draft_limit(max_draft_tokens.0)?,
+        min_match_len: limit("min_match_len", min_match_len.0)?,
         ..DraftOptions::default()
     };
     if let Some(cost) = draft_cost {

@@ -7,7 +7,7 @@ use numpy::{PyReadonlyArray2, PyUntypedArray, PyUntypedArrayMethods};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::convert::{integers, refuse};
+use crate::convert::{Int, integers, refuse};
 use crate::options::{PyAcceptanceModel, draft_limit, limit, read_options};
 use crate::{locked, refused};
 
@@ -51,32 +51,32 @@ pub(crate) struct PyDrafterPool {
 impl PyDrafterPool {
     #[new]
     #[pyo3(signature = (
-        *, max_bytes=1 << 30, max_context_len=None, vocab_size=None, max_draft_tokens=16, draft_cost=None,
-        min_match_len=1, eos_token_ids=None, acceptance=None
+        *, max_bytes=Int(1 << 30), max_context_len=None, vocab_size=None, max_draft_tokens=Int(16), draft_cost=None,
+        min_match_len=Int(1), eos_token_ids=None, acceptance=None
     ), text_signature = "(*, max_bytes=1073741824, max_context_len=None, vocab_size=None, max_draft_tokens=16, draft_cost=0.05, min_match_len=1, eos_token_ids=(), acceptance=None)")]
     #[allow(clippy::too_many_arguments)] // keyword-only options
     fn new(
-        max_bytes: i64,
-        max_context_len: Option<i64>,
-        vocab_size: Option<i64>,
-        max_draft_tokens: i64,
+        max_bytes: Int,
+        max_context_len: Option<Int>,
+        vocab_size: Option<Int>,
+        max_draft_tokens: Int,
         draft_cost: Option<&Bound<'_, PyAny>>,
-        min_match_len: i64,
+        min_match_len: Int,
         eos_token_ids: Option<&Bound<'_, PyAny>>,
         acceptance: Option<&PyAcceptanceModel>,
     ) -> PyResult<Self> {
-        let options = read_options(max_draft_tokens, draft_cost, min_match_len, eos_token_ids, acceptance)?;
+        let options = read_options(&max_draft_tokens, draft_cost, &min_match_len, eos_token_ids, acceptance)?;
         let max_draft_tokens = options.max_draft_tokens;
-        let Ok(max_bytes) = usize::try_from(max_bytes) else {
-            return refuse(format!("max_bytes must not be negative, got {max_bytes}"));
+        let Ok(max_bytes) = usize::try_from(max_bytes.0) else {
+            return refuse(format!("max_bytes must not be negative, got {}", max_bytes.0));
         };
         let limits = PoolOptions {
             max_bytes,
             max_context_len: max_context_len
-                .map(|len| limit("max_context_len", len))
+                .map(|len| limit("max_context_len", len.0))
                 .transpose()?
                 .map(|len| len as usize),
-            vocab_size: vocab_size.map(|size| limit("vocab_size", size)).transpose()?,
+            vocab_size: vocab_size.map(|size| limit("vocab_size", size.0)).transpose()?,
         };
         let inner = DrafterPool::new(limits, options).map_err(|error| refused(&error))?;
         Ok(Self { inner: Mutex::new(inner), max_draft_tokens })
@@ -119,12 +119,14 @@ impl PyDrafterPool {
                 num_tokens.len()
             ));
         }
-        let num_sampled = num_sampled.map(|counts| per_row("num_sampled", counts, num_tokens.len())).transpose()?;
+        let num_sampled = num_sampled
+            .map(|counts| per_row("num_sampled", counts, num_tokens.len(), |count| limit("num_sampled", count)))
+            .transpose()?;
         let limits = match max_draft_tokens {
             None => vec![self.max_draft_tokens; num_tokens.len()],
-            Some(max) => match max.extract::<i64>() {
-                Ok(max) => vec![draft_limit(max)?; num_tokens.len()],
-                Err(_) => per_row("max_draft_tokens", max, num_tokens.len())?,
+            Some(max) => match max.extract::<Int>() {
+                Ok(max) => vec![draft_limit(max.0)?; num_tokens.len()],
+                Err(_) => per_row("max_draft_tokens", max, num_tokens.len(), draft_limit)?,
             },
         };
         let mut rows = Vec::with_capacity(num_tokens.len());
@@ -168,14 +170,22 @@ fn read_rows<'py>(token_ids: &Bound<'py, PyAny>) -> PyResult<PyReadonlyArray2<'p
         };
         return refuse(format!("{rule}, got {got}"));
     };
-    let row_is_contiguous = array.shape()[1] <= 1 || array.strides()[1] == 4;
+    let row_is_contiguous = array.is_empty() || array.shape()[1] == 1 || array.strides()[1] == 4;
     if !row_is_contiguous {
         return refuse(format!("{rule}, got strides {:?}", array.strides()));
+    }
+    if !array.is_empty() && (!array.as_array().as_ptr().is_aligned() || array.strides()[0] % 4 != 0) {
+        return refuse(format!("{rule}, got one that is not aligned to 4 bytes"));
     }
     Ok(array)
 }
 
-fn per_row(name: &str, value: &Bound<'_, PyAny>, num_rows: usize) -> PyResult<Vec<u32>> {
+fn per_row(
+    name: &str,
+    value: &Bound<'_, PyAny>,
+    num_rows: usize,
+    read: impl Fn(i64) -> PyResult<u32>,
+) -> PyResult<Vec<u32>> {
     let counts = integers(name, value)?;
     if counts.len() != num_rows {
         return refuse(format!(
@@ -183,5 +193,5 @@ fn per_row(name: &str, value: &Bound<'_, PyAny>, num_rows: usize) -> PyResult<Ve
             counts.len()
         ));
     }
-    counts.iter().map(|&count| limit(name, count)).collect()
+    counts.iter().map(|&count| read(count)).collect()
 }

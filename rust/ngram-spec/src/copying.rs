@@ -46,12 +46,13 @@ impl Copying {
             (num_lost <= MAX_LOST).then_some(Self { num_lost, num_agreeing: 0, ..copying })
         });
         let Some((len, found)) = matched.filter(|&(len, _)| len >= MIN_RESUMED) else { return copying };
+        // The match says that something is being copied. Near the break it is the copy that goes on.
+        let near = copying.filter(|copying| copying.num_lost > 0).map(|copying| copying.located(tokens));
+        if let Some(near) = near.filter(|near| near.num_agreeing >= MIN_RESUMED) {
+            return Some(near.resumed());
+        }
         match copying {
             Some(copying) if copying.num_lost == 0 && copying.num_agreeing >= len => Some(copying),
-            // The match says that something is being copied. Near the break it is the copy that goes on.
-            Some(copying) if copying.num_lost > 0 && copying.located(tokens).num_agreeing >= MIN_RESUMED => {
-                Some(copying.located(tokens).resumed())
-            }
             _ if len < MIN_COPY_LEN => copying,
             Some(Self { num_lost: 0, num_copied, .. }) => {
                 Some(Self { num_copied: num_copied.max(len), ..Self::starting(len, found) })

@@ -20,7 +20,7 @@ pub struct DraftOptions {
     pub max_draft_tokens: u32,
     /// Cost of verifying draft tokens, in target steps.
     pub draft_cost: DraftCost,
-    /// Shorter matches draft nothing.
+    /// Shorter matches draft nothing. What goes on with a copy behind an edit counts as a match of the copied length.
     pub min_match_len: u32,
     /// A draft ends with the first of these.
     pub eos_token_ids: Vec<TokenId>,
@@ -148,6 +148,11 @@ impl Drafter {
         if len == 0 { None } else { Some((len, self.automaton.continuation(state)?)) }
     }
 
+    /// Forgets the last draft: what comes next is not what became of it.
+    pub(crate) fn forget_draft(&mut self) {
+        self.pending = Vec::new();
+    }
+
     /// A rejection teaches about the first rejected token only; where the emitted tokens end sooner, what lies behind
     /// them was cut and teaches nothing.
     fn learn(&mut self, token_ids: &[TokenId]) {
@@ -217,20 +222,22 @@ impl Drafter {
         let weights = options.acceptance.weights();
         let tokens = self.automaton.tokens();
         let mut matcher = Matcher::new(&self.automaton);
-        let mut copying = self.copying.map(|copying| copying.located(tokens));
+        let copied_enough = |copying: &Copying| copying.num_copied >= options.min_match_len;
+        let mut copying = self.copying.filter(copied_enough).map(|copying| copying.located(tokens));
         let mut rates = self.rates;
         let mut candidates: Vec<Candidate> = Vec::with_capacity(3);
         for position in 0..max_draft_tokens.min(MAX_DRAFT_TOKENS) as usize {
             let mut matches = matcher.matches();
             let longest = matches.next().filter(|found| found.len >= options.min_match_len);
             let shorter = longest.and_then(|_| matches.next());
-            copying = copying.filter(|copying| copying.num_copied >= options.min_match_len);
             let expected = copying.and_then(|copying| tokens.get(copying.next as usize).copied());
             let situation =
                 Situation { automaton: &self.automaton, longest, shorter, copying, rates: rates.log_odds(), position };
 
             candidates.clear();
-            let other = shorter.filter(|_| longest.is_some_and(|found| found.len < MAX_DOUBTED_LEN));
+            let other = shorter.filter(|found| {
+                found.len >= options.min_match_len && longest.is_some_and(|longest| longest.len < MAX_DOUBTED_LEN)
+            });
             let tokens_of = |found: Option<Match>| found.map(|found| found.next.token);
             for token in [tokens_of(longest), expected, tokens_of(other)] {
                 if let Some(token) = token
@@ -271,6 +278,6 @@ impl Drafter {
     /// Bytes that the index holds.
     #[must_use]
     pub fn num_bytes(&self) -> usize {
-        self.automaton.num_bytes()
+        self.automaton.num_bytes() + self.pending.capacity() * size_of::<(TokenId, Features)>()
     }
 }

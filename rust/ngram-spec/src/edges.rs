@@ -3,6 +3,8 @@
 //! All lists and tables are blocks of one arena whose sizes are powers of two, so that a state needs no allocation of
 //! its own and a block that is outgrown serves the next state.
 
+use std::hash::{BuildHasher, Hasher, RandomState};
+
 use crate::automaton::{StateId, TokenId};
 
 /// One transition: the token that was seen next, where it leads, and how often it was counted.
@@ -65,11 +67,22 @@ const fn capacity(num_others: u32) -> u32 {
 }
 
 /// The blocks of all states' edges.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(crate) struct EdgeArena {
+    /// Odd, and different in every arena, so that no prompt can be written whose tokens all hash alike. The order in a
+    /// table shows in no result.
+    multiplier: u32,
     slots: Vec<Edge>,
     /// Free blocks by the logarithm of their size.
     free: Vec<Vec<u32>>,
+}
+
+impl Default for EdgeArena {
+    fn default() -> Self {
+        #[allow(clippy::cast_possible_truncation)] // any 32 bits will do
+        let random = RandomState::new().build_hasher().finish() as u32;
+        Self { multiplier: random | 1, slots: Vec::new(), free: Vec::new() }
+    }
 }
 
 impl EdgeArena {
@@ -88,7 +101,7 @@ impl EdgeArena {
         }
         let block = self.block(list);
         if list.is_hashed() {
-            let mut at = home(token, block.len());
+            let mut at = home(self.multiplier, token, block.len());
             loop {
                 match block[at].token {
                     found if found == token => return Some(Slot::Arena(list.block as usize + at)),
@@ -178,7 +191,7 @@ impl EdgeArena {
         for at in from..from + old_size as usize {
             let edge = self.slots[at];
             if hashed && edge.token >= 0 {
-                place(&mut self.slots[to..to + size as usize], edge);
+                place(self.multiplier, &mut self.slots[to..to + size as usize], edge);
             } else if !hashed {
                 self.slots[to + at - from] = edge;
             }
@@ -193,7 +206,7 @@ impl EdgeArena {
     fn put(&mut self, list: &EdgeList, edge: Edge) {
         let from = list.block as usize;
         if list.is_hashed() {
-            place(&mut self.slots[from..from + capacity(list.num_others) as usize], edge);
+            place(self.multiplier, &mut self.slots[from..from + capacity(list.num_others) as usize], edge);
         } else {
             self.slots[from + list.num_others as usize - 1] = edge;
         }
@@ -201,6 +214,7 @@ impl EdgeArena {
 
     /// Takes an edge out of a hash table and closes the gap (linear probing leaves no tombstones).
     fn take_from_table(&mut self, list: &EdgeList, at: usize) -> Edge {
+        let multiplier = self.multiplier;
         let from = list.block as usize;
         let table = &mut self.slots[from..from + capacity(list.num_others) as usize];
         let mask = table.len() - 1;
@@ -208,7 +222,7 @@ impl EdgeArena {
         let taken = std::mem::replace(&mut table[gap], VACANT);
         let mut next = (gap + 1) & mask;
         while table[next].token >= 0 {
-            let wanted = home(table[next].token, table.len());
+            let wanted = home(multiplier, table[next].token, table.len());
             // The edge may move back only as far as its own home.
             if (next.wrapping_sub(wanted) & mask) >= (next.wrapping_sub(gap) & mask) {
                 table.swap(gap, next);
@@ -245,8 +259,8 @@ impl EdgeArena {
     }
 }
 
-fn place(table: &mut [Edge], edge: Edge) {
-    let mut at = home(edge.token, table.len());
+fn place(multiplier: u32, table: &mut [Edge], edge: Edge) {
+    let mut at = home(multiplier, edge.token, table.len());
     while table[at].token >= 0 {
         at = (at + 1) & (table.len() - 1);
     }
@@ -254,8 +268,8 @@ fn place(table: &mut [Edge], edge: Edge) {
 }
 
 /// First slot to try for a token: multiplicative hashing, since ids that stand close together are common.
-fn home(token: TokenId, table_len: usize) -> usize {
-    let hash = token.cast_unsigned().wrapping_mul(0x9E37_79B1);
+fn home(multiplier: u32, token: TokenId, table_len: usize) -> usize {
+    let hash = token.cast_unsigned().wrapping_mul(multiplier);
     (hash >> (32 - table_len.trailing_zeros())) as usize
 }
 

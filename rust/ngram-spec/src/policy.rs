@@ -169,19 +169,23 @@ impl<'a> DraftPlan<'a> {
 /// length.
 fn usual_rate(cost: &DraftCost, max_draft_tokens: u32, hit_rate: f64) -> f64 {
     let hit_rate = hit_rate.clamp(0.0, MAX_HIT_RATE);
-    let mut usual = Planned { len: 0, expected: 1.0, time: cost.step_time(0) };
-    let mut joint = 1.0;
+    let mut usual = 1.0 / cost.step_time(0);
+    let (mut joint, mut expected) = (1.0, 1.0);
     for len in 1..=max_draft_tokens {
         joint *= hit_rate;
-        let longer = Planned { len, expected: usual.expected + joint, time: cost.step_time(len) };
-        if longer.rate() <= usual.rate() {
+        expected += joint;
+        let rate = expected / cost.step_time(len);
+        // With equal costs there is one hill; behind a step of a curve there may be a higher one.
+        if joint < NEGLIGIBLE || rate <= usual && matches!(cost, DraftCost::PerToken(_)) {
             break;
         }
-        usual = longer;
+        usual = usual.max(rate);
     }
-    usual.rate()
+    usual
 }
 
+/// A token this improbable changes no rate that matters.
+const NEGLIGIBLE: f64 = 1e-3;
 /// A higher rate over some dozens of tokens is luck as much as skill.
 const MAX_HIT_RATE: f64 = 0.97;
 

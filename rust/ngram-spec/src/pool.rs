@@ -17,6 +17,7 @@ const MAX_CATCH_UP: usize = 256;
 const MAX_IDLE_ENTRIES: usize = 1_024;
 /// Tokens that are accepted less often than this do not take part when a batch shares out what pays.
 const MIN_SHARED_PROBABILITY: f64 = 0.01;
+const MAX_BYTES: usize = 1 << 48;
 /// Bytes that are set aside per token before a row is indexed. Text needs fewer; what it really took is counted after.
 pub const RESERVED_BYTES_PER_TOKEN: usize = 64;
 
@@ -92,7 +93,7 @@ pub struct DrafterPool {
     limits: PoolOptions,
     options: Arc<DraftOptions>,
     entries: Entries,
-    /// A live row was dropped for want of room, and none has left since.
+    /// A live row was dropped for want of room, and none that had an index has left since.
     is_full: bool,
     stats: PoolStats,
 }
@@ -110,6 +111,9 @@ impl DrafterPool {
         }
         if limits.vocab_size == Some(0) {
             return Err(Error::option("vocab_size", "at least 1", 0));
+        }
+        if limits.max_bytes > MAX_BYTES {
+            return Err(Error::option("max_bytes", "at most 2**48, which no machine has", limits.max_bytes));
         }
         if limits.max_bytes / RESERVED_BYTES_PER_TOKEN < longest {
             let rule = "at least 64 bytes for each token of max_context_len (65536 where that is not given)";
@@ -195,7 +199,9 @@ impl DrafterPool {
             return None;
         }
         let needed = (tokens.len() * RESERVED_BYTES_PER_TOKEN) as u64;
-        while self.is_full || self.stats.num_bytes + needed > self.limits.max_bytes as u64 {
+        // What was dropped for want of room needs more of it to come back, so that nothing is built only to be dropped.
+        let max_bytes = self.limits.max_bytes - if self.is_full { self.limits.max_bytes / 8 } else { 0 };
+        while self.stats.num_bytes + needed > max_bytes as u64 {
             if !self.evict_oldest_idle() {
                 self.stats.num_unindexed_rows += 1;
                 return None;
@@ -232,8 +238,7 @@ impl DrafterPool {
         true
     }
 
-    /// Drops the newest entries while the rows have outgrown the bound. They stay out until a row leaves, so that
-    /// nothing is built only to be dropped again.
+    /// Drops the newest entries while the rows have outgrown the bound.
     fn drop_newest(&mut self) {
         while self.stats.num_bytes > self.limits.max_bytes as u64 {
             if self.evict_oldest_idle() {

@@ -131,6 +131,10 @@ impl Entries {
 
     fn claim(&mut self, id: EntryId, call: u64) -> EntryId {
         if let Some(entry) = &mut self.entries[id.index()] {
+            // A request that was away, or another one that begins like it: what it goes on with judges no draft.
+            if entry.last_call + 1 != call {
+                entry.drafter.forget_draft();
+            }
             entry.last_call = call;
         }
         id

@@ -250,6 +250,21 @@ fn live_rows_that_exceed_the_bound_leave_the_newest_without_drafts_and_never_thr
 }
 
 #[test]
+fn a_row_that_outgrew_the_bound_keeps_no_later_row_out() {
+    let limits = PoolOptions { max_bytes: 64 * 1_024, ..PoolOptions::default() };
+    for stays in [vec![], vec![text(1, 50)]] {
+        let mut pool = DrafterPool::new(limits.clone(), options()).unwrap();
+        for len in (900..2_000).step_by(50) {
+            propose(&mut pool, &[stays.clone(), vec![vec![5; len]]].concat());
+        }
+        assert!(pool.stats().num_evictions > 0);
+        let small = text(2, 60);
+        let drafts = propose(&mut pool, &[stays, vec![small.clone()]].concat());
+        assert_eq!(drafts.last(), Some(&fresh_draft(&small)));
+    }
+}
+
+#[test]
 fn limits_of_row_pool_vocabulary_and_context_hold() {
     let tokens = [1, 2, 3, 50, 1, 2];
     let limits = PoolOptions { max_context_len: Some(9), vocab_size: Some(50), ..PoolOptions::default() };
