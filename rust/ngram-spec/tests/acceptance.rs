@@ -186,7 +186,18 @@ fn a_rejection_teaches_about_the_first_rejected_token_only() {
 }
 
 #[test]
-fn what_was_cut_from_a_draft_teaches_nothing() {
+fn a_token_that_did_not_pay_and_was_cut_teaches_nothing() {
+    let model = std::sync::Arc::new(AcceptanceModel::new(&[(Feature::Bias, 0.0)], true).unwrap());
+    let draft_cost = DraftCost::per_token(0.3).unwrap();
+    let options = DraftOptions { acceptance: std::sync::Arc::clone(&model), draft_cost, ..DraftOptions::default() };
+    let mut drafter = Drafter::new(&[1, 2, 3, 4, 1], options).unwrap();
+    assert_eq!(drafter.draft(4).token_ids, [2]); // a second one at 0.5 x 0.5 does not pay
+    drafter.extend(&[2, 9]).unwrap(); // it would have been 3
+    assert_eq!(model.weights().0[Feature::Position as usize], 0.0);
+}
+
+#[test]
+fn what_was_cut_by_a_limit_teaches_nothing() {
     let [_, one_accepted] = weights_after(&[2]);
     assert_eq!(one_accepted, 0.0);
     assert_eq!(weights_after(&[]), [3.0, 0.0]);
