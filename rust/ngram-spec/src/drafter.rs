@@ -70,6 +70,8 @@ pub struct Draft {
     pub match_len: usize,
 }
 
+/// Room for a draft of this length is made at once.
+const USUAL_LEN: usize = 16;
 /// Of a match this long no shorter one knows better.
 const MAX_DOUBTED_LEN: u32 = 8;
 
@@ -184,6 +186,8 @@ impl Drafter {
             let Candidate { token, probability } = candidates[0];
             if draft.token_ids.is_empty() {
                 draft.match_len = situation.longest.map_or(0, |found| found.len as usize);
+                draft.token_ids.reserve(USUAL_LEN);
+                draft.probabilities.reserve(USUAL_LEN);
             }
             draft.token_ids.push(token);
             draft.probabilities.push(probability);
