@@ -92,13 +92,18 @@ impl EdgeArena {
             + self.free.iter().map(|blocks| size_of_val(blocks) + blocks.capacity() * size_of::<u32>()).sum::<usize>()
     }
 
+    #[inline]
     pub(crate) fn find(&self, list: &EdgeList, token: TokenId) -> Option<Slot> {
         if list.best.token == token {
-            return Some(Slot::Best);
+            Some(Slot::Best)
+        } else if list.num_others == 0 {
+            None
+        } else {
+            self.find_other(list, token)
         }
-        if list.num_others == 0 {
-            return None;
-        }
+    }
+
+    fn find_other(&self, list: &EdgeList, token: TokenId) -> Option<Slot> {
         let block = self.block(list);
         if list.is_hashed() {
             let mut at = home(self.multiplier, token, block.len());

@@ -33,6 +33,7 @@ impl<'a> Matcher<'a> {
     }
 
     /// The matches at this point, longest first; none when nothing matches.
+    #[inline]
     pub fn matches(&mut self) -> Matches<'a> {
         // The end of the context has no continuation.
         while self.len > 0 && self.automaton.continuation(self.state).is_none() {
@@ -69,6 +70,7 @@ pub struct Matches<'a> {
 impl Iterator for Matches<'_> {
     type Item = Match;
 
+    #[inline]
     fn next(&mut self) -> Option<Match> {
         let len = self.len.take().unwrap_or_else(|| {
             self.state = self.automaton.link(self.state);
