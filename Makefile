@@ -81,7 +81,7 @@ $(STAMPS)/tools: $(STAMPS)/uv pyproject.toml
 $(STAMPS)/package: $(STAMPS)/tools $(RUST_SOURCES)
 	@command -v cargo > /dev/null || { echo 'a Rust toolchain is needed: https://rustup.rs' >&2; exit 1; }
 	$(call say,'ngram-spec: release build')
-	maturin develop --release --uv --extras tokenizers,plot
+	maturin develop --release --uv --extras tokenizers,plot,bench
 	touch $@
 
 # After the package, so that vLLM's pins have the last word on shared requirements.

@@ -1,0 +1,225 @@
+"""What a run has measured, exactly as it is kept on disk: settings, server starts, blocks, near-tie probes.
+
+A run's folder holds `run.jsonl`, one of these a line, written as soon as it is measured: nothing is lost when
+a run ends early, and every number of a report is computed from here. Times are in seconds.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from ngram_spec._core import NgramSpecError
+
+RUN_FILE = "run.jsonl"
+OFF = "off"
+OFF_V1 = "off-v1"
+
+
+class Record(BaseModel):
+    """What all records share: they are values, and a field that is not known is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Arm(Record):
+    """One way to serve the model: flags and environment variables on top of those that every arm has."""
+
+    name: str
+    flags: tuple[str, ...] = ()
+    environment: dict[str, str] = {}
+    # Whether drafts are expected: an arm without any is then invalid.
+    is_speculative: bool = False
+
+
+class Settings(Record):
+    """What a run was asked for. Resuming it needs the same."""
+
+    kind: Literal["settings"] = "settings"
+    ngram_spec_version: str
+    model: str
+    # None where the run starts its servers itself.
+    urls: dict[str, str] | None = None
+    arms: tuple[Arm, ...]
+    common_flags: tuple[str, ...] = ()
+    # Ids of the prompts of each workload, in the order in which they are sent.
+    workloads: dict[str, tuple[str, ...]]
+    # A digest of the prompts' text, so that a changed file is noticed.
+    workload_digests: dict[str, str]
+    concurrencies: tuple[int, ...]
+    max_tokens: int
+    temperature: float = 0.0
+    goal: str | None = None
+    # The prompts of a workload are sent in so many groups; the server is idle between two of them.
+    num_groups: int
+
+
+class Start(Record):
+    """One start of a server, or one attachment to a server that ran already."""
+
+    kind: Literal["start"] = "start"
+    number: int
+    arm: str
+    # Which half of A B B A this start belongs to: the first two starts are round 0, the others round 1.
+    round: int
+    command: tuple[str, ...]
+    engine_version: str | None
+    seconds_to_ready: float
+    # As the server's own metrics give it: number of tokens that its KV cache holds.
+    kv_cache_tokens: int | None = None
+    device: str | None = None
+
+
+class Answer(Record):
+    """One request and what came back. Times count from the start of the block."""
+
+    prompt_id: str
+    sent_at: float
+    # One entry for each chunk of the stream that brought tokens.
+    chunk_times: tuple[float, ...]
+    chunk_num_tokens: tuple[int, ...]
+    finished_at: float
+    num_prompt_tokens: int | None
+    num_output_tokens: int
+    # Where num_output_tokens is from: ids that the server returned, or its usage.
+    tokens_counted_by: Literal["ids", "usage"]
+    token_ids: tuple[int, ...] | None
+    text: str
+    finish_reason: str | None
+    error: str | None = None
+
+
+class Counters(Record):
+    """How far the server's own counters grew in a block; None where the server has no such counter."""
+
+    num_output_tokens: int | None = None
+    num_drafts: int | None = None
+    num_draft_tokens: int | None = None
+    num_accepted_tokens: int | None = None
+    num_accepted_by_position: tuple[int, ...] = ()
+    num_preemptions: int | None = None
+    # Of ngram-spec's own metrics port.
+    drafter_seconds: float | None = None
+    num_drafter_steps: int | None = None
+
+
+class Resources(Record):
+    """What the server took during a block; None where nothing here can tell it."""
+
+    # Peaks, of the whole process tree.
+    process_bytes: int | None = None
+    gpu_bytes: int | None = None
+    # Peak share of the KV cache in use, from 0 to 1.
+    kv_cache_usage: float | None = None
+    energy_joules: float | None = None
+
+
+class Block(Record):
+    """One group of prompts of one workload at one concurrency, answered by one start of one arm.
+
+    The unit that is resampled. The same (round, workload, concurrency, group) of two arms are a pair.
+    """
+
+    kind: Literal["block"] = "block"
+    start: int
+    arm: str
+    round: int
+    workload: str
+    concurrency: int
+    group: int
+    # From the first request sent to the last answer's end.
+    seconds: float
+    answers: tuple[Answer, ...]
+    counters: Counters = Counters()
+    resources: Resources = Resources()
+
+
+class NearTieProbe(Record):
+    """How close the two best tokens of arm `off` are where another arm's answer first differs from it."""
+
+    kind: Literal["near_tie_probe"] = "near_tie_probe"
+    workload: str
+    prompt_id: str
+    # So many output tokens are the same in both answers.
+    num_same_tokens: int
+    # Difference of the two best log-probabilities; None where the server would not tell.
+    logprob_gap: float | None
+
+
+class Failure(Record):
+    """An arm whose server did not start, died, hung or gave only errors; the run went on without it."""
+
+    kind: Literal["failure"] = "failure"
+    arm: str
+    round: int
+    reason: str
+
+
+AnyRecord = Annotated[Settings | Start | Block | NearTieProbe | Failure, Field(discriminator="kind")]
+_RECORD: TypeAdapter[AnyRecord] = TypeAdapter(AnyRecord)
+
+
+class Run(Record):
+    """All that a run's folder holds."""
+
+    settings: Settings
+    starts: tuple[Start, ...] = ()
+    blocks: tuple[Block, ...] = ()
+    near_tie_probes: tuple[NearTieProbe, ...] = ()
+    failures: tuple[Failure, ...] = ()
+
+
+def read_run(folder: Path) -> Run:
+    """Return what `folder/run.jsonl` holds. A last line that was cut off while it was written is left out.
+
+    Raises:
+        NgramSpecError: the file cannot be read, or a line of it is no record; names the line.
+    """
+    path = folder / RUN_FILE
+    try:
+        lines = path.read_text("utf-8").splitlines(keepends=True)
+    except (OSError, UnicodeDecodeError) as error:
+        raise NgramSpecError(f"{path}: cannot read the run: {error}") from error
+    if lines and not lines[-1].endswith("\n"):
+        lines.pop()
+    records = []
+    for number, line in enumerate(lines, 1):
+        try:
+            records.append(_RECORD.validate_json(line))
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(map(str, first["loc"]))
+            raise NgramSpecError(f"{path}:{number}: no record of a run: {place}: {first['msg']}") from error
+    return as_run(records, str(path))
+
+
+def as_run(records: Iterable[AnyRecord], place: str) -> Run:
+    """Return the records sorted by kind; the first must be the settings.
+
+    Raises:
+        NgramSpecError: it is not.
+    """
+    first, *others = records or [None]
+    if not isinstance(first, Settings):
+        raise NgramSpecError(
+            f"{place}: a run must begin with its settings; begin a new run in another folder"
+        )
+    return Run(
+        settings=first,
+        starts=tuple(record for record in others if isinstance(record, Start)),
+        blocks=tuple(record for record in others if isinstance(record, Block)),
+        near_tie_probes=tuple(record for record in others if isinstance(record, NearTieProbe)),
+        failures=tuple(record for record in others if isinstance(record, Failure)),
+    )
+
+
+def append_record(folder: Path, record: AnyRecord) -> None:
+    """Write one more line to `folder/run.jsonl`, down to the disk.
+
+    Raises:
+        OSError: as of writing a file.
+    """
+    with (folder / RUN_FILE).open("a", encoding="utf-8") as file:
+        file.write(record.model_dump_json() + "\n")
+        file.flush()
