@@ -200,7 +200,8 @@ def as_run(records: Iterable[AnyRecord], place: str) -> Run:
     Raises:
         NgramSpecError: it is not.
     """
-    first, *others = records or [None]
+    every = list(records)
+    first, others = every[0] if every else None, every[1:]
     if not isinstance(first, Settings):
         raise NgramSpecError(
             f"{place}: a run must begin with its settings; begin a new run in another folder"
