@@ -18,7 +18,7 @@ SHOWN_DRAFT_COST = 0.05
 def figures_table(results: Sequence[DrafterResult]) -> Table:
     """Return the table of all figures: a row for each drafter, below the first one of its recording."""
     costs = (f"speed\nc={cost:g}" for cost in REPORTED_DRAFT_COSTS)
-    table = _table(
+    table = narrow_table(
         "recording", "tokens/\nstep", "accepted", "drafted/\nstep", "coverage", *costs, "us/\nstep"
     )
     for result in results:
@@ -37,7 +37,7 @@ def figures_table(results: Sequence[DrafterResult]) -> Table:
 
 def calibration_table(results: Iterable[DrafterResult]) -> Table:
     """Return the table of deciles that have tokens, and of each file's expected calibration error."""
-    table = _table(
+    table = narrow_table(
         "recording", "predicted", "tokens", "mean\npredicted", "share\naccepted", "accepted -\npredicted"
     )
     for result in results:
@@ -61,7 +61,7 @@ def calibration_table(results: Iterable[DrafterResult]) -> Table:
 
 def paired_table(differences: Iterable[PairedDifference]) -> Table:
     """Return the table of paired differences: a row for each file and cost."""
-    table = _table("recording", "c", "records", "ratio", "95 % interval", " verdict")
+    table = narrow_table("recording", "c", "records", "ratio", "95 % interval", " verdict")
     table.columns[-1].justify = "left"
     shown = None
     for difference in differences:
@@ -80,7 +80,7 @@ def paired_table(differences: Iterable[PairedDifference]) -> Table:
 
 def ablation_table(ablations: Iterable[Ablation]) -> Table:
     """Return the table of ablations: a row for each feature, below the name of its recording."""
-    table = _table("recording", *(f"speed\nc={cost:g}" for cost in REPORTED_DRAFT_COSTS))
+    table = narrow_table("recording", *(f"speed\nc={cost:g}" for cost in REPORTED_DRAFT_COSTS))
     shown = None
     for ablation in ablations:
         if ablation.file != shown:
@@ -90,7 +90,7 @@ def ablation_table(ablations: Iterable[Ablation]) -> Table:
     return table
 
 
-def _table(first: str, *headings: str) -> Table:
+def narrow_table(first: str, *headings: str) -> Table:
     # One cell of space between columns, or two columns' headings would not fit.
     table = Table(box=SIMPLE_HEAD, padding=0, show_edge=False)
     table.add_column(first, overflow="fold")

@@ -1,0 +1,153 @@
+"""The report on a terminal: the verdict first, then the figures, then what stands against them."""
+
+from collections.abc import Iterable, Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ngram_spec.bench.figures import (
+    LATENCY,
+    SPEED,
+    Column,
+    by_workload,
+    extra_memory,
+    failed_checks,
+    headline,
+    load,
+    shown_columns,
+    verdict,
+)
+from ngram_spec.bench.summary import Recommendation, Summary
+from ngram_spec.tables import narrow_table
+
+# What the tables need, and what they take where a pipe has no width of its own.
+REPORT_WIDTH = 100
+STYLES = {"on": "green", "invalid": "red", "baseline": "dim"}
+MODELLED = (
+    "Modelled: nothing was timed. The speeds below follow from a cost curve that stands for the engine."
+)
+
+
+def print_summary(summary: Summary, console: Console) -> None:
+    """Print the whole summary. No number is cut off where the console is too narrow; lines then wrap."""
+    printer = _Printer(console)
+    if summary.is_modelled:
+        printer.say(MODELLED, style="bold")
+        printer.say()
+    printer.say(headline(summary), style="bold")
+    printer.say(setting(summary))
+    for recommendation in summary.recommendations:
+        _print_recommendation(recommendation, printer)
+
+    columns = shown_columns(summary)
+    first = [column for column in columns if column.group in (SPEED, LATENCY)]
+    second = [column for column in columns if column not in first]
+    printer.title("Speed, and latency in ms")
+    printer.table(_cells_table(summary, first, verdict_too=True))
+    if second:
+        printer.title("Drafts, memory at its peak, outputs")
+        printer.table(_cells_table(summary, second, verdict_too=False))
+    printer.say()
+    for column in columns:
+        if column.meaning:
+            printer.item(f"{column.heading}: {column.meaning}")
+
+    failed = [
+        f"{cell.workload} at {cell.concurrency}, {cell.arm}: {check}"
+        for cell in summary.cells
+        for check in failed_checks(cell)
+    ]
+    printer.section("Checks that failed", failed)
+    printer.section("Checklist", [f"{item.question} {item.answer}" for item in summary.checklist])
+    printer.section("Warnings", summary.warnings)
+
+
+def setting(summary: Summary) -> str:
+    """Return on what the run was made, on one line."""
+    settings = summary.settings
+    parts = [
+        settings.model,
+        summary.device,
+        summary.engine_version and f"vLLM {summary.engine_version}",
+        f"ngram-spec {settings.ngram_spec_version}",
+        f"up to {settings.max_tokens} output tokens",
+        f"temperature {settings.temperature:g}",
+        settings.goal and f"goal {settings.goal}",
+    ]
+    return ", ".join(part for part in parts if part)
+
+
+def _print_recommendation(recommendation: Recommendation, printer: "_Printer") -> None:
+    printer.title(f"{recommendation.workload}: {recommendation.headline}")
+    if recommendation.arm is not None:
+        printer.item(f"arm {recommendation.arm}")
+    if recommendation.break_even_concurrency is not None:
+        printer.item(f"breaks even at about {load(recommendation.break_even_concurrency)} requests at once")
+    for reason in recommendation.reasons:
+        printer.item(reason)
+    memory = extra_memory(recommendation)
+    if memory is not None:
+        printer.item(memory)
+    if recommendation.flags:
+        printer.item("paste behind vllm serve MODEL:")
+        printer.paste(recommendation.flags)
+
+
+def _cells_table(summary: Summary, columns: Sequence[Column], *, verdict_too: bool) -> Table:
+    headings = [column.heading.replace(" ", "\n").replace("/", "/\n") for column in columns]
+    table = narrow_table("workload", "at", *headings, *([" verdict"] if verdict_too else []))
+    if verdict_too:
+        table.columns[-1].justify = "left"
+        table.columns[-1].no_wrap = False
+    for workload, cells in by_workload(summary.cells).items():
+        table.add_row(_plain(workload), style="bold")
+        shown = None
+        for cell in cells:
+            figures = [column.text(cell) for column in columns]
+            concurrency = "" if cell.concurrency == shown else str(cell.concurrency)
+            # Without the space in front of it the word would touch the number to its left.
+            last = [Text(f" {verdict(cell)}", STYLES.get(cell.verdict, ""))] if verdict_too else []
+            table.add_row(_plain(f"  {cell.arm}"), concurrency, *figures, *last)
+            shown = cell.concurrency
+    return table
+
+
+class _Printer:
+    """Prints text as it is: no markup, no colour of numbers, nothing that steers the terminal."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._width = max(console.width, REPORT_WIDTH)
+
+    def say(self, text: str = "", style: str = "") -> None:
+        self._console.print(_plain(text, style), highlight=False, width=self._width, crop=False)
+
+    def title(self, text: str) -> None:
+        self.say()
+        self.say(text, style="bold")
+
+    def item(self, text: str) -> None:
+        """Print a line of a list; what does not fit stands below it, indented like it."""
+        row = Table.grid()
+        row.add_row("  - ", _plain(text))
+        self._console.print(row, highlight=False, width=self._width, crop=False)
+
+    def section(self, title: str, items: Iterable[str]) -> None:
+        items = list(items)
+        if items:
+            self.title(title)
+            for item in items:
+                self.item(item)
+
+    def paste(self, text: str) -> None:
+        # Not folded: the terminal wraps it, and it is pasted as one line.
+        self._console.print(_plain(f"    {text}"), highlight=False, soft_wrap=True)
+
+    def table(self, table: Table) -> None:
+        self._console.print(table, highlight=False, width=self._width, crop=False)
+
+
+def _plain(text: str, style: str = "") -> Text:
+    # Names and errors are from outside: an escape sequence in one must not reach the terminal.
+    return Text("".join(letter if letter.isprintable() else "?" for letter in text), style)
