@@ -47,6 +47,8 @@ class Settings(Record):
     workloads: dict[str, tuple[str, ...]]
     # A digest of the prompts' text, so that a changed file is noticed.
     workload_digests: dict[str, str]
+    # The median over a workload's prompts of `loops.compression`: text that repeats itself has a high one.
+    prompt_compression: dict[str, float] = {}
     concurrencies: tuple[int, ...]
     max_tokens: int
     temperature: float = 0.0
