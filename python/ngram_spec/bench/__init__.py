@@ -2,6 +2,8 @@
 
 In the order in which data flows: `arms` (what is compared) and `workloads` (what is asked) -> `server`
 (starts and stops vLLM) -> `load` (asks, and times every chunk) and `scrape` (the server's counters) -> `run`
-(which block comes next) -> `records` (what was measured, as kept on disk) -> `measures`, `intervals`,
-`checks` -> `verdict` -> `summary` (all that a report shows) -> `tables`, `charts`, `page`.
+(which block comes next) -> `records` (what was measured, as kept on disk) -> `measures`, `intervals` ->
+`loops`, `outputs`, `checks` (do they count?) -> `goal`, `verdict` (of one arm at one load) -> `recommend`,
+`checklist`, `warn` -> `summarize`, which fills a `summary` (all that a report shows) -> `tables`, `charts`,
+`page`.
 """
