@@ -144,7 +144,9 @@ def measures(arm: str, speedup: float, concurrency: int) -> Measures:
             "ttft_ms": percentiles(38.0 + 9 * concurrency),
             "tpot_ms": percentiles(itl),
             "latency_ms": percentiles(300 * itl),
-            "itl_histogram": histogram(11.3 * (1 + concurrency / 40), 0.6 if max_draft_tokens else 0.0),
+            "itl_histogram": histogram(
+                11.3 * (1 + concurrency / 40), 0.0 if max_draft_tokens is None else 1 - 1 / tokens_per_step
+            ),
             "drafting": drafting(tokens_per_step, max_draft_tokens) if max_draft_tokens else None,
             "process_bytes": 3_650_722_201 + (0 if arm == OFF else 171_966_464),
             "gpu_bytes": 72_477_573_120,

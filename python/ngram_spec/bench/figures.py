@@ -8,6 +8,7 @@ from ngram_spec.bench.summary import Cell, Interval, Measures, Percentiles, Reco
 
 # Where nothing here can tell the number.
 UNKNOWN = "-"
+MODELLED = "Modelled, not measured: nothing was timed, and a cost curve stands for the engine."
 MIB, GIB = 2**20, 2**30
 
 
@@ -27,6 +28,10 @@ def size(num_bytes: int | None) -> str:
     if num_bytes is None:
         return UNKNOWN
     return f"{num_bytes / GIB:.2f} GiB" if abs(num_bytes) >= GIB else f"{num_bytes / MIB:.0f} MiB"
+
+
+def count(value: int | None) -> str:
+    return UNKNOWN if value is None else f"{value:,}"
 
 
 def load(concurrency: float) -> str:
@@ -83,26 +88,34 @@ def _same_outputs(cell: Cell) -> str:
     return f"{cell.num_same_outputs} of {cell.measures.num_requests}"
 
 
+def speedup(cell: Cell) -> str:
+    return ratio(_valid(cell, cell.speedup))
+
+
+def speedup_bounds(cell: Cell) -> str:
+    return bounds(_valid(cell, cell.speedup))
+
+
 SPEED, LATENCY, DRAFTS, MEMORY, OUTPUTS = "Speed", "Latency, ms", "Drafts", "Memory, at its peak", "Outputs"
 
 COLUMNS = (
     Column(
         SPEED,
-        "tokens/s",
-        "output tokens per second, all requests together",
-        lambda cell: number(cell.measures.throughput),
-    ),
-    Column(
-        SPEED,
         "speed-up",
         "tokens per second over those of arm off with the same prompts; left out where a check failed",
-        lambda cell: ratio(_valid(cell, cell.speedup)),
+        speedup,
     ),
     Column(
         SPEED,
         "95% interval",
         "where the true speed-up lies, as far as this run can tell",
-        lambda cell: bounds(_valid(cell, cell.speedup)),
+        speedup_bounds,
+    ),
+    Column(
+        SPEED,
+        "tokens/s",
+        "output tokens per second, all requests together",
+        lambda cell: number(cell.measures.throughput),
     ),
     Column(
         LATENCY,
@@ -188,7 +201,13 @@ COLUMNS = (
         OUTPUTS,
         "near-ties",
         "answers that leave those of off where its two best tokens are about as probable: rounding decides",
-        lambda cell: UNKNOWN if cell.num_near_ties is None else str(cell.num_near_ties),
+        lambda cell: count(cell.num_near_ties),
+    ),
+    Column(
+        OUTPUTS,
+        "unstable",
+        "answers that differ where arm off does not always answer the same itself",
+        lambda cell: count(cell.num_unstable_outputs),
     ),
 )
 
@@ -204,9 +223,18 @@ def verdict(cell: Cell) -> str:
     return f"{cell.verdict}, {'meets' if cell.meets_goal else 'misses'} the goal"
 
 
-def failed_checks(cell: Cell) -> list[str]:
-    """Return the checks that failed as `name: detail`."""
-    return [f"{check.name}: {check.detail}" for check in cell.checks if not check.is_passed]
+def failed_checks(cells: Iterable[Cell]) -> list[str]:
+    """Return a sentence for each check of an arm that failed: at which concurrencies, and why."""
+    places: dict[tuple[str, str, str, str], list[int]] = {}
+    for cell in cells:
+        for check in cell.checks:
+            if not check.is_passed:
+                failure = cell.workload, cell.arm, check.name, check.detail
+                places.setdefault(failure, []).append(cell.concurrency)
+    return [
+        f"{workload} at {', '.join(map(str, concurrencies))}, {arm}: {name}: {detail}"
+        for (workload, arm, name, detail), concurrencies in places.items()
+    ]
 
 
 def by_workload(cells: Iterable[Cell]) -> dict[str, list[Cell]]:
@@ -237,6 +265,21 @@ def headline(summary: Summary) -> str:
         return f"{pays} on {on[0]}"
     how_many = "all" if len(on) == len(recommendations) else f"{len(on)} of"
     return f"{pays} on {how_many} {len(recommendations)} workloads"
+
+
+def setting(summary: Summary) -> str:
+    """Return on what the run was made, on one line."""
+    settings = summary.settings
+    parts = [
+        settings.model,
+        summary.device,
+        summary.engine_version and f"vLLM {summary.engine_version}",
+        f"ngram-spec {settings.ngram_spec_version}",
+        f"up to {settings.max_tokens} output tokens",
+        f"temperature {settings.temperature:g}",
+        settings.goal and f"goal {settings.goal}",
+    ]
+    return ", ".join(part for part in parts if part)
 
 
 def extra_memory(recommendation: Recommendation) -> str | None:

@@ -3,11 +3,13 @@
 from collections.abc import Iterable, Sequence
 
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from ngram_spec.bench.figures import (
     LATENCY,
+    MODELLED,
     SPEED,
     Column,
     by_workload,
@@ -15,6 +17,7 @@ from ngram_spec.bench.figures import (
     failed_checks,
     headline,
     load,
+    setting,
     shown_columns,
     verdict,
 )
@@ -24,9 +27,6 @@ from ngram_spec.tables import narrow_table
 # What the tables need, and what they take where a pipe has no width of its own.
 REPORT_WIDTH = 100
 STYLES = {"on": "green", "invalid": "red", "baseline": "dim"}
-MODELLED = (
-    "Modelled: nothing was timed. The speeds below follow from a cost curve that stands for the engine."
-)
 
 
 def print_summary(summary: Summary, console: Console) -> None:
@@ -40,42 +40,11 @@ def print_summary(summary: Summary, console: Console) -> None:
     for recommendation in summary.recommendations:
         _print_recommendation(recommendation, printer)
 
-    columns = shown_columns(summary)
-    first = [column for column in columns if column.group in (SPEED, LATENCY)]
-    second = [column for column in columns if column not in first]
-    printer.title("Speed, and latency in ms")
-    printer.table(_cells_table(summary, first, verdict_too=True))
-    if second:
-        printer.title("Drafts, memory at its peak, outputs")
-        printer.table(_cells_table(summary, second, verdict_too=False))
-    printer.say()
-    for column in columns:
-        if column.meaning:
-            printer.item(f"{column.heading}: {column.meaning}")
-
-    failed = [
-        f"{cell.workload} at {cell.concurrency}, {cell.arm}: {check}"
-        for cell in summary.cells
-        for check in failed_checks(cell)
-    ]
-    printer.section("Checks that failed", failed)
+    if summary.cells:
+        _print_figures(summary, printer)
+    printer.section("Checks that failed", failed_checks(summary.cells))
     printer.section("Checklist", [f"{item.question} {item.answer}" for item in summary.checklist])
     printer.section("Warnings", summary.warnings)
-
-
-def setting(summary: Summary) -> str:
-    """Return on what the run was made, on one line."""
-    settings = summary.settings
-    parts = [
-        settings.model,
-        summary.device,
-        summary.engine_version and f"vLLM {summary.engine_version}",
-        f"ngram-spec {settings.ngram_spec_version}",
-        f"up to {settings.max_tokens} output tokens",
-        f"temperature {settings.temperature:g}",
-        settings.goal and f"goal {settings.goal}",
-    ]
-    return ", ".join(part for part in parts if part)
 
 
 def _print_recommendation(recommendation: Recommendation, printer: "_Printer") -> None:
@@ -94,6 +63,21 @@ def _print_recommendation(recommendation: Recommendation, printer: "_Printer") -
         printer.paste(recommendation.flags)
 
 
+def _print_figures(summary: Summary, printer: "_Printer") -> None:
+    columns = shown_columns(summary)
+    first = [column for column in columns if column.group in (SPEED, LATENCY)]
+    second = [column for column in columns if column not in first]
+    printer.title("Speed, and latency in ms")
+    printer.table(_cells_table(summary, first, verdict_too=True))
+    if second:
+        printer.title("Drafts, memory at its peak, outputs")
+        printer.table(_cells_table(summary, second, verdict_too=False))
+    printer.say()
+    for column in columns:
+        if column.meaning:
+            printer.item(f"{column.heading}: {column.meaning}")
+
+
 def _cells_table(summary: Summary, columns: Sequence[Column], *, verdict_too: bool) -> Table:
     headings = [column.heading.replace(" ", "\n").replace("/", "/\n") for column in columns]
     table = narrow_table("workload", "at", *headings, *([" verdict"] if verdict_too else []))
@@ -108,7 +92,7 @@ def _cells_table(summary: Summary, columns: Sequence[Column], *, verdict_too: bo
             concurrency = "" if cell.concurrency == shown else str(cell.concurrency)
             # Without the space in front of it the word would touch the number to its left.
             last = [Text(f" {verdict(cell)}", STYLES.get(cell.verdict, ""))] if verdict_too else []
-            table.add_row(_plain(f"  {cell.arm}"), concurrency, *figures, *last)
+            table.add_row(Padding(_plain(cell.arm), (0, 0, 0, 2)), concurrency, *figures, *last)
             shown = cell.concurrency
     return table
 

@@ -1,0 +1,144 @@
+"""The report as one HTML file that needs nothing else: no network, no script, no font of its own."""
+
+import itertools
+import shlex
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from ngram_spec._core import NgramSpecError
+from ngram_spec.bench import figures
+from ngram_spec.bench.charts import Chart, acceptance_chart, latency_chart, speedup_chart
+from ngram_spec.bench.drawing import legend_mark, looks
+from ngram_spec.bench.records import RUN_FILE, Run
+from ngram_spec.bench.report import REPORT_FILE
+from ngram_spec.bench.summary import Cell, Measures, Recommendation, Summary
+
+
+@dataclass(frozen=True)
+class LatencyCharts:
+    """The charts of one workload: at the lowest and the highest load, and those between, to be unfolded."""
+
+    workload: str
+    ends: list[Chart]
+    between: list[Chart]
+
+
+@dataclass(frozen=True)
+class Peak:
+    """One bar: its length is the share of the longest, in percent."""
+
+    text: str
+    percent: float
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The highest peaks of each arm over all of its cells, of the kinds of memory that are known."""
+
+    headings: list[str]
+    rows: dict[str, list[Peak]]
+
+
+def write_page(path: Path, run: Run | None, summary: Summary) -> None:
+    """Write the page; `run` is None where nothing was measured.
+
+    Raises:
+        NgramSpecError: the file cannot be written.
+    """
+    try:
+        path.write_text(render_page(run, summary), encoding="utf-8")
+    except OSError as error:
+        raise NgramSpecError(f"{path}: cannot write the page: {error.strerror}") from error
+
+
+def render_page(run: Run | None, summary: Summary) -> str:
+    """Return the page as HTML."""
+    # Names of models, arms and prompts and the words of errors are from outside: all is escaped.
+    environment = Environment(
+        loader=PackageLoader("ngram_spec.bench"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["capital"] = lambda text: text[:1].upper() + text[1:]
+    environment.filters["command"] = shlex.join
+    workloads = figures.by_workload(summary.cells)
+    columns = figures.shown_columns(summary)
+    groups = itertools.groupby(columns, key=lambda column: column.group)
+    return environment.get_template("page.html").render(
+        summary=summary,
+        settings=summary.settings,
+        run=run,
+        figures=figures,
+        workloads=workloads,
+        columns=columns,
+        groups=[(name, len(list(members))) for name, members in groups],
+        hidden=[column for column in figures.COLUMNS if column not in columns],
+        marks={name: legend_mark(look) for name, look in looks(summary.settings.arms).items()},
+        speedups=_present(speedup_chart(summary, workload) for workload in workloads),
+        latencies=[_latency_charts(summary, workload, cells) for workload, cells in workloads.items()],
+        acceptances=_present(acceptance_chart(summary, workload) for workload in workloads),
+        memory=_memory(summary),
+        tone=_tone,
+        num_sound=sum(all(check.is_passed for check in cell.checks) for cell in summary.cells),
+        commands=_commands(run),
+        run_file=RUN_FILE,
+        report_file=REPORT_FILE,
+    )
+
+
+def _present(charts: Iterable[Chart | None]) -> list[Chart]:
+    return [chart for chart in charts if chart is not None]
+
+
+def _latency_charts(summary: Summary, workload: str, cells: list[Cell]) -> LatencyCharts:
+    loads = sorted({cell.concurrency for cell in cells})
+    charts = _present(latency_chart(summary, workload, concurrency) for concurrency in loads)
+    return LatencyCharts(workload, charts[:1] + charts[1:][-1:], charts[1:-1])
+
+
+def _memory(summary: Summary) -> Memory:
+    kinds: list[tuple[str, Callable[[Measures], int | None], Callable[[int | None], str]]] = [
+        ("main memory", lambda measures: measures.process_bytes, figures.size),
+        ("GPU memory", lambda measures: measures.gpu_bytes, figures.size),
+        ("room in the KV cache, tokens", lambda measures: measures.kv_cache_tokens, figures.count),
+    ]
+    memory = Memory([], {arm: [] for arm in figures.arm_names(summary)})
+    for heading, of, write in kinds:
+        peaks = {
+            arm: max((of(cell.measures) or 0 for cell in summary.cells if cell.arm == arm), default=0)
+            for arm in memory.rows
+        }
+        longest = max(peaks.values(), default=0)
+        if longest:
+            memory.headings.append(heading)
+            for arm, peak in peaks.items():
+                memory.rows[arm].append(Peak(write(peak or None), 100 * peak / longest))
+    return memory
+
+
+def _tone(recommendation: Recommendation, summary: Summary) -> str:
+    """Return how a verdict looks: `on`, `off`, or `invalid` where nothing of the workload counts."""
+    if recommendation.arm is not None:
+        return "on"
+    verdicts = {cell.verdict for cell in summary.cells if cell.workload == recommendation.workload}
+    return "invalid" if verdicts - {"baseline"} == {"invalid"} else "off"
+
+
+def _commands(run: Run | None) -> dict[str, str]:
+    """Return the command that started each arm's server, with the environment in front."""
+    if run is None:
+        return {}
+    environments = {
+        arm.name: " ".join(f"{name}={shlex.quote(value)} " for name, value in arm.environment.items())
+        for arm in run.settings.arms
+    }
+    return {
+        start.arm: environments.get(start.arm, "") + shlex.join(start.command)
+        for start in run.starts
+        if start.command
+    }
