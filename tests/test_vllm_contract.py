@@ -5,6 +5,7 @@
 
 import json
 import logging
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -16,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from ngram_spec import AcceptanceModel, NgramSpecError
-from ngram_spec.vllm import MAX_FAULTS, NUM_STEPS_PER_LOOK, NgramSpecProposer
+from ngram_spec.vllm import MAX_FAULTS, NUM_STEPS_PER_LOOK, NUM_STEPS_PER_SUMMARY, NgramSpecProposer
+from ngram_spec.vllm_metrics import summary
 
 MAX_MODEL_LEN = 96
 VOCAB_SIZE = 50
@@ -364,6 +366,55 @@ def test_stats_add_up_over_rows_with_and_without_accepted_tokens() -> None:
     assert stats["drafter_ns"] > 0
 
 
+def test_the_summary_says_what_follows_from_the_counters() -> None:
+    stats = {
+        "num_steps": 1814,
+        "num_sampled_rows": 1814,
+        "num_emitted_tokens": 5376,
+        "num_accepted_tokens": 3562,
+    }
+    of_pool = {"num_drafts": 993, "num_draft_tokens": 4960, "num_bytes": 3 * 2**20, "num_evictions": 2}
+    assert summary({**stats, **of_pool, "drafter_ns": 18_140_000, "num_faults": 1}) == (
+        "after 1814 steps: 1814 rows, 2.96 tokens per row and step, coverage 54.7%, acceptance rate 71.8%, "
+        "10 us per step, 3.0 MiB of indexes, 2 evictions, 1 faults"
+    )
+
+
+@pytest.mark.parametrize("level", [logging.DEBUG, logging.INFO])
+def test_every_so_many_steps_the_counters_go_to_the_debug_log_and_no_token_does(
+    level: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    row = [31, 32, 33, 34, 35] * 6
+    num_tokens, token_ids = buffers([row])
+    with caplog.at_level(level, logger="vllm.ngram_spec"):
+        proposer = NgramSpecProposer(vllm_config())
+        caplog.clear()
+        for _ in range(2 * NUM_STEPS_PER_SUMMARY + 1):
+            proposer.propose([[34, 35]], num_tokens, token_ids)
+    lines = [record.getMessage() for record in caplog.records]
+    if level > logging.DEBUG:
+        assert lines == []
+        return
+    assert len(lines) == 2
+    assert lines[1].startswith(f"ngram-spec: after {2 * NUM_STEPS_PER_SUMMARY} steps: ")
+    assert "2.00 tokens per row and step, coverage 100.0%, acceptance rate 12.5%, " in lines[1]
+    assert re.search(r"\b3[1-5]\b(?! us)", lines[1]) is None
+
+
+def test_of_several_ranks_one_logs_its_counters(caplog: pytest.LogCaptureFixture) -> None:
+    num_lines = {}
+    for rank in (0, 1):
+        config = vllm_config()
+        config.parallel_config = SimpleNamespace(rank=rank, tensor_parallel_size=2)
+        with caplog.at_level(logging.DEBUG, logger="vllm.ngram_spec"):
+            proposer = NgramSpecProposer(config)
+            caplog.clear()
+            for _ in range(NUM_STEPS_PER_SUMMARY):
+                propose(proposer, [PERIODIC[:5]])
+        num_lines[rank] = len(caplog.records)
+    assert num_lines == {0: 1, 1: 0}
+
+
 @pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit])
 def test_a_wish_to_stop_is_not_swallowed(stop: type[BaseException], monkeypatch: pytest.MonkeyPatch) -> None:
     proposer = NgramSpecProposer(vllm_config())
@@ -496,24 +547,6 @@ def test_good_options_are_taken_and_the_effective_settings_are_logged_once(
         "async scheduling",
     ):
         assert words in settings[0]
-
-
-@pytest.mark.parametrize(("version", "warned"), [("0.22.1", 0), ("0.33.0+cpu", 0), ("0.34.0", 1), ("dev", 1)])
-def test_a_version_of_vllm_that_is_not_known_is_named_in_a_warning(
-    version: str, warned: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__version__=version))
-    NgramSpecProposer(vllm_config())
-    assert (
-        sum(version in record.getMessage() for record in caplog.records if record.levelname == "WARNING")
-        == warned
-    )
-
-
-def test_a_version_of_vllm_without_custom_class_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__version__="0.21.0"))
-    with pytest.raises(NgramSpecError, match=r"found 0\.21\.0.*upgrade"):
-        NgramSpecProposer(vllm_config())
 
 
 def test_importing_the_package_and_the_proposer_pulls_in_neither_torch_nor_vllm() -> None:

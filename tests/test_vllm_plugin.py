@@ -141,10 +141,29 @@ def test_a_vllm_without_the_hook_is_told_of_in_the_log_and_breaks_nothing(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     module = SimpleNamespace(EngineArgs=type("EngineArgs", (), {}))
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__version__="0.34.0"))
     monkeypatch.setitem(sys.modules, "vllm.engine.arg_utils", module)
     register()
-    assert "custom_class" in caplog.text
-    assert PROPOSER in caplog.text
+    for words in ("vLLM 0.34.0", "custom_class", PROPOSER, "pip install --upgrade ngram-spec"):
+        assert words in caplog.text
+
+
+def test_a_vllm_whose_arguments_have_moved_is_told_of_too(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "vllm.engine.arg_utils", SimpleNamespace())
+    register()
+    assert "EngineArgs.create_speculative_config" in caplog.text
+    assert "AttributeError" in caplog.text
+
+
+def test_a_vllm_without_custom_class_is_refused_before_it_speaks_of_a_method_nobody_gave(
+    engine_args: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules["vllm"], "__version__", "0.21.0", raising=False)
+    with pytest.raises(NgramSpecError, match=r"found 0\.21\.0: it has no custom_class; upgrade"):
+        engine_args({"method": "ngram_spec"}).create_speculative_config(MODEL)
+    assert engine_args({"method": "ngram"}).create_speculative_config(MODEL).method == "ngram"
 
 
 def test_vllm_finds_the_plugin_which_imports_no_torch_by_itself() -> None:

