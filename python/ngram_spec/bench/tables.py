@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from rich.console import Console
 from rich.padding import Padding
+from rich.segment import Segments
 from rich.table import Table
 from rich.text import Text
 
@@ -68,10 +69,10 @@ def _print_figures(summary: Summary, printer: "_Printer") -> None:
     first = [column for column in columns if column.group in (SPEED, LATENCY)]
     second = [column for column in columns if column not in first]
     printer.title("Speed, and latency in ms")
-    printer.table(_cells_table(summary, first, verdict_too=True))
+    printer.show(_cells_table(summary, first, verdict_too=True))
     if second:
         printer.title("Drafts, memory at its peak, outputs")
-        printer.table(_cells_table(summary, second, verdict_too=False))
+        printer.show(_cells_table(summary, second, verdict_too=False))
     printer.say()
     for column in columns:
         if column.meaning:
@@ -102,10 +103,10 @@ class _Printer:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._width = max(console.width, REPORT_WIDTH)
+        self._options = console.options.update(width=max(console.width, REPORT_WIDTH), highlight=False)
 
     def say(self, text: str = "", style: str = "") -> None:
-        self._console.print(_plain(text, style), highlight=False, width=self._width, crop=False)
+        self.show(_plain(text, style))
 
     def title(self, text: str) -> None:
         self.say()
@@ -115,7 +116,7 @@ class _Printer:
         """Print a line of a list; what does not fit stands below it, indented like it."""
         row = Table.grid()
         row.add_row("  - ", _plain(text))
-        self._console.print(row, highlight=False, width=self._width, crop=False)
+        self.show(row)
 
     def section(self, title: str, items: Iterable[str]) -> None:
         items = list(items)
@@ -128,8 +129,10 @@ class _Printer:
         # Not folded: the terminal wraps it, and it is pasted as one line.
         self._console.print(_plain(f"    {text}"), highlight=False, soft_wrap=True)
 
-    def table(self, table: Table) -> None:
-        self._console.print(table, highlight=False, width=self._width, crop=False)
+    def show(self, what: Table | Text) -> None:
+        # Rendered here, because the console prints nothing wider than itself.
+        segments = Segments(self._console.render(what, self._options))
+        self._console.print(segments, crop=False, end="")
 
 
 def _plain(text: str, style: str = "") -> Text:
