@@ -85,7 +85,7 @@ class Response:
                 "and the record has token ids only; use the tokenizer 'ids'"
             )
         for text in (self.context, self.output):
-            _check_unicode(text, self.place)
+            check_unicode(text, self.place)
         return TokenizedResponse(
             prompt_token_ids=np.array(tokenizer.encode(self.context), dtype=np.int32),
             output_token_ids=np.array(tokenizer.encode(self.output + IM_END), dtype=np.int32),
@@ -105,20 +105,30 @@ def load_responses(file: Traversable) -> list[Response]:
     Raises:
         NgramSpecError: the file cannot be read, or a line is not a record; names file, line, rule and value.
     """
+    return [response for record, place in read_records(file) for response in _responses(record, place)]
+
+
+def read_records(file: Traversable) -> Iterator[tuple[dict[str, Any], str]]:
+    """Yield every record of a file of JSON lines with its place, as `file:line`.
+
+    Raises:
+        NgramSpecError: the file cannot be read, is empty, or a line is no JSON object.
+    """
     try:
         content = file.read_bytes()
     except OSError as error:
         raise NgramSpecError(
             f"{file}: cannot read the recording: {error.strerror}; give a file of JSON lines"
         ) from error
-    responses: list[Response] = []
+    is_empty = True
     # Not str.splitlines, which also splits at the line separators that JSON strings may hold unescaped.
     for number, line in enumerate(content.split(b"\n"), start=1):
         if line.strip():
-            responses.extend(_parse_line(line, place=f"{file}:{number}"))
-    if not responses:
+            is_empty = False
+            place = f"{file}:{number}"
+            yield _record(line, place), place
+    if is_empty:
         raise NgramSpecError(f"{file}: a recording must hold at least one record, and this file is empty")
-    return responses
 
 
 def render_messages(messages: Sequence[dict[str, str]]) -> str:
@@ -201,7 +211,7 @@ def _missing_package(tokenizer: str, package: str) -> NgramSpecError:
     )
 
 
-def _parse_line(line: bytes, place: str) -> Iterator[Response]:
+def _record(line: bytes, place: str) -> dict[str, Any]:
     try:
         text = line.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -216,23 +226,32 @@ def _parse_line(line: bytes, place: str) -> Iterator[Response]:
         ) from error
     if not isinstance(record, dict):
         raise NgramSpecError(f"{place}: a record must be a JSON object, got {_shown(record)}")
+    return record
+
+
+def _responses(record: dict[str, Any], place: str) -> Iterator[Response]:
     # A record without an id is named by its place, so that results stay tellable apart.
     record_id = str(record.get("id", place))
-    messages = _messages(record, place)
+    messages = messages_of(record, place)
     turns = _replay_turns(record, messages, place)
     for turn in turns:
         context = render_messages(messages[:turn])
         yield Response(record_id, turn, place, context, messages[turn]["content"], ids=None)
     ids = _recorded_ids(record, place)
     prompt = (
-        render_messages(messages) if messages else _text(record, "prompt", place, optional=ids is not None)
+        render_messages(messages) if messages else text_of(record, "prompt", place, optional=ids is not None)
     )
-    output = _text(record, "output", place, optional=ids is not None)
+    output = text_of(record, "output", place, optional=ids is not None)
     # The ids are those of the record's own output, so a file with earlier turns is replayed from its text.
     yield Response(record_id, None, place, prompt, output, ids)
 
 
-def _messages(record: dict[str, Any], place: str) -> list[dict[str, str]]:
+def messages_of(record: dict[str, Any], place: str) -> list[dict[str, str]]:
+    """Return the record's messages, none where it has a prompt instead.
+
+    Raises:
+        NgramSpecError: they are not as they must be.
+    """
     if "messages" not in record:
         return []
     messages = record["messages"]
@@ -250,7 +269,12 @@ def _messages(record: dict[str, Any], place: str) -> list[dict[str, str]]:
     return messages
 
 
-def _text(record: dict[str, Any], key: str, place: str, optional: bool) -> str | None:
+def text_of(record: dict[str, Any], key: str, place: str, optional: bool = False) -> str | None:
+    """Return the record's prompt or output, None where it is optional and absent.
+
+    Raises:
+        NgramSpecError: it is no text.
+    """
     text = record.get(key)
     if isinstance(text, str) or (text is None and optional):
         return text
@@ -294,8 +318,12 @@ def _token_ids(record: dict[str, Any], key: str, place: str) -> TokenIdArray:
     return np.array(token_ids, dtype=np.int32)
 
 
-def _check_unicode(text: str, place: str) -> None:
-    """Raise where the text holds half a surrogate pair: JSON can escape one, no tokenizer can encode it."""
+def check_unicode(text: str, place: str) -> None:
+    """Do nothing with text that can be encoded.
+
+    Raises:
+        NgramSpecError: it holds half a surrogate pair: JSON can escape one, no tokenizer can encode it.
+    """
     try:
         text.encode()
     except UnicodeEncodeError as error:
