@@ -4,6 +4,7 @@ Latencies are of answers without an error; errors are counted beside them.
 """
 
 from collections.abc import Iterable, Sequence
+from itertools import zip_longest
 from typing import TypeVar
 
 import numpy as np
@@ -121,10 +122,7 @@ def drafting(blocks: Iterable[Block]) -> Drafting | None:
     num_row_steps = max(num_output_tokens - num_accepted_tokens, num_drafts)
     if not num_row_steps:
         return None
-    max_draft_len = max(len(one.num_accepted_by_position) for one in counters)
-    by_position = np.zeros(max_draft_len, dtype=np.int64)
-    for one in counters:
-        by_position[: len(one.num_accepted_by_position)] += one.num_accepted_by_position
+    by_position = map(sum, zip_longest(*(one.num_accepted_by_position for one in counters), fillvalue=0))
     num_drafter_steps = sum(_known(one.num_drafter_steps for one in counters))
     drafter_seconds = sum(_known(one.drafter_seconds for one in counters))
     return Drafting(
@@ -136,7 +134,7 @@ def drafting(blocks: Iterable[Block]) -> Drafting | None:
         tokens_per_step=num_output_tokens / num_row_steps,
         coverage=num_drafts / num_row_steps,
         mean_acceptance_length=1 + num_accepted_tokens / num_drafts if num_drafts else None,
-        accepted_by_position=tuple(int(count) / num_drafts for count in by_position) if num_drafts else (),
+        accepted_by_position=tuple(number / num_drafts for number in by_position) if num_drafts else (),
         drafter_us_per_step=1e6 * drafter_seconds / num_drafter_steps if num_drafter_steps else None,
     )
 

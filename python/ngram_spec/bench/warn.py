@@ -40,7 +40,7 @@ def _of_design(run: Run, cells: Sequence[Cell]) -> Iterator[str]:
             "known, so nothing is said to be faster or slower; run two rounds or more."
         )
     if run.settings.num_groups < 2:
-        yield "The prompts were sent in one group, so the intervals leave out how much depends on the prompts."
+        yield "The prompts were sent in one group, so the intervals leave out how much they matter."
 
 
 def _of_load(run: Run) -> Iterator[str]:
