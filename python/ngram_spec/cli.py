@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ngram_spec import NgramSpecError, __version__
+from ngram_spec.doctor import run_doctor
 from ngram_spec.replay import REPORTED_DRAFT_COSTS, ReplaySettings
 from ngram_spec.replay_command import run_replay
 from ngram_spec.tables import SHOWN_DRAFT_COST
@@ -29,9 +30,14 @@ examples:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code: 0, 2 for what the user can mend, 130 if interrupted."""
+    """Run the command line and return its exit code.
+
+    0, 1 where the doctor found a problem, 2 for what the user can mend, 130 if interrupted.
+    """
     options = _parser().parse_args(argv)
     try:
+        if options.command == "doctor":
+            return run_doctor()
         run_replay(options)
     except NgramSpecError as error:
         print(f"ngram-spec {options.command}: error: {error}", file=sys.stderr)
@@ -135,5 +141,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     command.add_argument(
         "--json", type=Path, metavar="OUT", help="write settings and results, response by response"
+    )
+    commands.add_parser(
+        "doctor",
+        help="whether drafts will reach the vLLM that is installed here, at what cost, with which flags",
+        description="Say in plain sentences whether drafts will reach the vLLM of this environment, what "
+        "they cost there, and with which flags to start it.",
+        epilog="exit codes: 0 no problem, 1 a problem that keeps drafting from working, 2 wrong usage",
     )
     return parser
