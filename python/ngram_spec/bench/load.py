@@ -1,0 +1,286 @@
+"""Asks a server over the OpenAI API, with so many requests open at a time, and times each chunk of a stream.
+
+Tokens are counted by the ids that vLLM returns with each chunk, else by the usage that it reports with each,
+never by the text. While requests are open, what arrives is only noted down; it is read when all are done.
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import aiohttp
+
+from ngram_spec._core import NgramSpecError
+from ngram_spec.bench.records import Answer
+from ngram_spec.bench.workloads import Prompt
+
+REQUEST_TIMEOUT = 120.0
+CONNECT_TIMEOUT = 10.0
+# The first chunk of a chat brings the ids of its whole prompt, on one line.
+MAX_LINE_BYTES = 2**26
+# A server that fails so often in a row is not asked on: it would take as many timeouts as there are prompts.
+MIN_FAILURES_IN_A_ROW = 3
+NUM_TRIAL_TOKENS = 8
+COMPLETIONS = "completions"
+
+CountedBy = Literal["ids", "usage"]
+
+
+class LoadError(Exception):
+    """A server answers with errors only, or not at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where to ask, for what, and how the tokens of the answers are counted."""
+
+    url: str
+    model: str
+    headers: dict[str, str] = field(default_factory=dict)
+    counted_by: CountedBy = "ids"
+    max_tokens: int = 256
+    temperature: float = 0.0
+    # A request that gets nothing for so many seconds has failed.
+    timeout: float = REQUEST_TIMEOUT
+
+
+@dataclass(slots=True)
+class Exchange:
+    """One request as it went over the wire: what came when, in seconds from the start of the block."""
+
+    prompt: Prompt
+    sent_at: float
+    lines: list[tuple[float, bytes]] = field(default_factory=list)
+    finished_at: float = 0.0
+    error: str | None = None
+
+
+def ask_all(endpoint: Endpoint, prompts: Sequence[Prompt], concurrency: int) -> tuple[float, list[Answer]]:
+    """Ask all prompts, in order, with `concurrency` requests open at a time.
+
+    Returns the seconds from the first request to the end of the last answer, and an answer for each prompt.
+
+    Raises:
+        LoadError: so many requests failed in a row that the rest was not asked.
+    """
+    exchanges = asyncio.run(_exchange_all(endpoint, prompts, concurrency))
+    return max(exchange.finished_at for exchange in exchanges), [
+        _answer(exchange, endpoint.counted_by) for exchange in exchanges
+    ]
+
+
+def find_counting(endpoint: Endpoint, prompt: Prompt) -> CountedBy:
+    """Return how the server lets its tokens be counted, after asking it for an answer or two.
+
+    Raises:
+        LoadError: it answers with an error.
+        NgramSpecError: tokens cannot be counted, or not when they come.
+    """
+    refused: list[str] = []
+    choices: tuple[CountedBy, ...] = ("ids", "usage")
+    for counted_by in choices:
+        trial = replace(endpoint, counted_by=counted_by, max_tokens=NUM_TRIAL_TOKENS)
+        (exchange,) = asyncio.run(_exchange_all(trial, [prompt], 1, raise_errors=False))
+        answer = _answer(exchange, counted_by)
+        if answer.error is None and answer.num_output_tokens:
+            return counted_by
+        refused.append(answer.error or "no tokens came")
+    if exchange.error is not None:
+        raise LoadError(exchange.error)
+    raise NgramSpecError(
+        f"{endpoint.url}: a server must return token ids (return_token_ids) or its usage with each chunk "
+        f"(stream_options.continuous_usage_stats), as vLLM does, or its tokens cannot be counted; "
+        f"got: {'; '.join(refused)}"
+    )
+
+
+def prompt_token_ids(endpoint: Endpoint, prompt: Prompt) -> list[int] | None:
+    """Return a prompt's token ids as the server makes them, None where it does not tell."""
+    answer = asyncio.run(
+        _post(endpoint, prompt.route, {**prompt.body, "max_tokens": 1, "return_token_ids": True})
+    )
+    if not answer.get("choices"):
+        return None
+    ids: list[int] | None = answer.get("prompt_token_ids") or answer["choices"][0].get("prompt_token_ids")
+    return ids
+
+
+def logprob_gap(endpoint: Endpoint, token_ids: Sequence[int]) -> float | None:
+    """Return by how much the best next token's log-probability beats the second; None where not told."""
+    body = {
+        "prompt": list(token_ids),
+        "max_tokens": 1,
+        "temperature": 0.0,
+        "logprobs": 2,
+        # Two tokens can have the same text.
+        "return_tokens_as_token_ids": True,
+    }
+    answer = asyncio.run(_post(endpoint, COMPLETIONS, body))
+    try:
+        best = sorted(answer["choices"][0]["logprobs"]["top_logprobs"][0].values(), reverse=True)
+        return float(best[0] - best[1])
+    except (KeyError, IndexError, TypeError):
+        return None
+
+
+async def _exchange_all(
+    endpoint: Endpoint, prompts: Sequence[Prompt], concurrency: int, raise_errors: bool = True
+) -> list[Exchange]:
+    exchanges: list[Exchange] = []
+    waiting: Iterator[Prompt] = iter(prompts)
+    max_failures = max(concurrency, MIN_FAILURES_IN_A_ROW)
+    num_failures = 0
+
+    async def client(session: aiohttp.ClientSession) -> None:
+        nonlocal num_failures
+        for prompt in waiting:
+            exchange = Exchange(prompt, time.perf_counter() - started_at)
+            exchanges.append(exchange)
+            await _exchange(session, endpoint, exchange, started_at)
+            num_failures = num_failures + 1 if exchange.error is not None else 0
+            if num_failures >= max_failures:
+                return
+
+    async with _session(endpoint, concurrency) as session:
+        started_at = time.perf_counter()
+        await asyncio.gather(*(client(session) for _ in range(min(concurrency, len(prompts)))))
+    failed = [exchange.error for exchange in exchanges if exchange.error is not None]
+    if raise_errors and (num_failures >= max_failures or len(failed) == len(prompts)):
+        raise LoadError(f"{len(failed)} of {len(exchanges)} requests failed, the last with: {failed[-1]}")
+    return exchanges
+
+
+async def _exchange(
+    session: aiohttp.ClientSession, endpoint: Endpoint, exchange: Exchange, started_at: float
+) -> None:
+    """Send one request and note down what comes, with its time; an error is noted too, never raised."""
+    body: dict[str, Any] = {
+        **exchange.prompt.body,
+        "model": endpoint.model,
+        "max_tokens": endpoint.max_tokens,
+        "temperature": endpoint.temperature,
+        "stream": True,
+        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+    }
+    if endpoint.counted_by == "ids":
+        body["return_token_ids"] = True
+    try:
+        async with session.post(f"{endpoint.url}/v1/{exchange.prompt.route}", json=body) as response:
+            if response.status != 200:
+                exchange.error = f"HTTP {response.status}: {_shown(await response.text())}"
+            else:
+                async for line in response.content:
+                    exchange.lines.append((time.perf_counter() - started_at, line))
+    except TimeoutError:
+        exchange.error = f"nothing came for {endpoint.timeout:g} s"
+    except (aiohttp.ClientError, OSError, ValueError) as error:
+        exchange.error = f"{type(error).__name__}: {error}"
+    exchange.finished_at = time.perf_counter() - started_at
+
+
+async def _post(endpoint: Endpoint, route: str, body: dict[str, Any]) -> dict[str, Any]:
+    """Return what a request without a stream is answered with, an empty object where that is an error."""
+    async with _session(endpoint, 1) as session:
+        try:
+            async with session.post(
+                f"{endpoint.url}/v1/{route}", json={"model": endpoint.model, **body}
+            ) as response:
+                answer = await response.json(content_type=None)
+                return answer if response.status == 200 and isinstance(answer, dict) else {}
+        except (aiohttp.ClientError, TimeoutError, ValueError):
+            return {}
+
+
+@asynccontextmanager
+async def _session(endpoint: Endpoint, concurrency: int) -> AsyncIterator[aiohttp.ClientSession]:
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT, sock_read=endpoint.timeout)
+    async with aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=concurrency),
+        headers=endpoint.headers,
+        timeout=timeout,
+        read_bufsize=MAX_LINE_BYTES,
+    ) as session:
+        yield session
+
+
+def _answer(exchange: Exchange, counted_by: CountedBy) -> Answer:
+    """Return what the noted lines say: the text, the tokens and when they came."""
+    reader = _Reader(counted_by)
+    if exchange.error is None:
+        for arrived_at, line in exchange.lines:
+            if line.startswith(b"data:"):
+                reader.read(arrived_at, line[len(b"data:") :].strip())
+    return Answer(
+        prompt_id=exchange.prompt.prompt_id,
+        sent_at=exchange.sent_at,
+        chunk_times=tuple(reader.chunk_times),
+        chunk_num_tokens=tuple(reader.chunk_num_tokens),
+        finished_at=exchange.finished_at,
+        num_prompt_tokens=reader.num_prompt_tokens,
+        num_output_tokens=reader.num_output_tokens,
+        tokens_counted_by=counted_by,
+        token_ids=tuple(reader.token_ids) if counted_by == "ids" else None,
+        text="".join(reader.text),
+        finish_reason=reader.finish_reason,
+        error=exchange.error or reader.error or (None if reader.is_done else "the stream ended early"),
+    )
+
+
+class _Reader:
+    """Adds up the chunks of one stream."""
+
+    def __init__(self, counted_by: CountedBy) -> None:
+        self.counted_by = counted_by
+        self.chunk_times: list[float] = []
+        self.chunk_num_tokens: list[int] = []
+        self.num_output_tokens = 0
+        self.token_ids: list[int] = []
+        self.text: list[str] = []
+        self.num_prompt_tokens: int | None = None
+        self.finish_reason: str | None = None
+        self.error: str | None = None
+        self.is_done = False
+
+    def read(self, arrived_at: float, payload: bytes) -> None:
+        if payload == b"[DONE]":
+            self.is_done = True
+            return
+        try:
+            chunk = json.loads(payload)
+            if "error" in chunk:
+                self.error = _shown(json.dumps(chunk["error"]))
+                return
+            self._add(arrived_at, chunk)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            self.error = f"a chunk is not as the OpenAI API has it: {type(error).__name__}: {error}"
+
+    def _add(self, arrived_at: float, chunk: dict[str, Any]) -> None:
+        usage = chunk.get("usage") or {}
+        self.num_prompt_tokens = usage.get("prompt_tokens", self.num_prompt_tokens)
+        num_tokens = 0
+        for choice in chunk["choices"]:
+            self.text.append(choice["delta"].get("content") or "" if "delta" in choice else choice["text"])
+            self.finish_reason = choice.get("finish_reason") or self.finish_reason
+            ids = choice.get("token_ids") or ()
+            self.token_ids += ids
+            num_tokens += len(ids)
+        if self.counted_by == "usage" and "completion_tokens" in usage:
+            num_tokens = usage["completion_tokens"] - self.num_output_tokens
+            # A usage that comes once, at the end, does not say when the tokens came.
+            if num_tokens and not chunk["choices"]:
+                self.error = "the usage came only at the end of the stream"
+                return
+        if num_tokens:
+            self.num_output_tokens += num_tokens
+            self.chunk_times.append(arrived_at)
+            self.chunk_num_tokens.append(num_tokens)
+
+
+def _shown(text: str) -> str:
+    """Return the start of what a server said, on one line."""
+    line = " ".join(text.split())
+    return line if len(line) <= 300 else line[:297] + "..."
