@@ -117,13 +117,13 @@ def timed_answer(prompt_id: str, token_ids: tuple[int, ...], seconds: float) -> 
 
 
 def counters_of(num_output_tokens: int, acceptance_rate: float) -> Counters:
-    """As if half of the output tokens had come from drafts."""
-    num_accepted = num_output_tokens // 2
+    """Ten tokens drafted, in two drafts, for every 32 of the output."""
+    num_drafts = 2 * (num_output_tokens // 32)
     return Counters(
         num_output_tokens=num_output_tokens,
-        num_drafts=num_accepted // 4,
-        num_draft_tokens=round(num_accepted / acceptance_rate),
-        num_accepted_tokens=num_accepted,
+        num_drafts=num_drafts,
+        num_draft_tokens=5 * num_drafts,
+        num_accepted_tokens=round(5 * num_drafts * acceptance_rate),
     )
 
 
@@ -158,7 +158,7 @@ def made_up_run(
 ) -> Run:
     """A run in which each arm is so many times as fast as arm off, by concurrency.
 
-    `spread` is how far the log ratios of groups lie around that, alternately above and below.
+    `spread` is by what share the groups take longer and shorter than that, in turn.
     """
     arms = [OFF, *speedups]
     concurrencies = sorted({one for by_concurrency in speedups.values() for one in by_concurrency})
@@ -173,7 +173,7 @@ def made_up_run(
                     output = (outputs or {}).get(name, text_like)
                     answers = {prompt_id: output(prompt_id) for prompt_id in prompts_of(group)}
                     num_tokens = sum(map(len, answers.values()))
-                    seconds = num_tokens / (OFF_TOKENS_PER_SECOND * ratio * noise)
+                    seconds = noise * num_tokens / (OFF_TOKENS_PER_SECOND * ratio)
                     is_speculative = ARMS[name].is_speculative
                     blocks.append(
                         block(

@@ -145,7 +145,7 @@ def _break_even_sentence(cells: Sequence[Cell], break_even: float) -> str:
     above = min(concurrency for concurrency in measured if concurrency >= break_even)
     return (
         f"The speed-up goes through 1 at a concurrency of about {_rounded(break_even)}, interpolated between "
-        f"{below} and {above}, which were measured."
+        f"{below} and {above}."
     )
 
 
@@ -160,6 +160,8 @@ def _in_short(name: str, cells: Sequence[Cell]) -> str:
 
 def _compared(best: str, ours: Sequence[Cell], name: str, theirs: Sequence[Cell]) -> str:
     """Return how another arm did beside the best one: a tie where their intervals overlap."""
+    if not _is_usable(theirs):
+        return f"{_in_short(name, theirs)} It gave wrong answers, so it is recommended nowhere."
     tied, better = [], []
     by_concurrency = {cell.concurrency: cell for cell in theirs if cell.verdict != "invalid"}
     for cell in ours:
