@@ -8,7 +8,7 @@ import os
 import platform
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,9 @@ import psutil
 import pynvml
 from prometheus_client.parser import text_string_to_metric_families
 
+from ngram_spec._core import NgramSpecError
 from ngram_spec.bench.records import Counters, Resources
-from ngram_spec.bench.server import fetch
+from ngram_spec.bench.server import fetch, process_tree
 
 SAMPLE_SECONDS = 1.0
 # vLLM counts a step a moment after it has sent what the step brought.
@@ -46,10 +47,12 @@ DRAFTER_COUNTERS = {
 Samples = dict[str, list[tuple[dict[str, str], float]]]
 
 
-def read_metrics(url: str) -> Samples | None:
-    """Return the samples at `url` by name; None where there are none to read."""
+def read_metrics(url: str, prefix: str = "") -> Samples | None:
+    """Return the samples at `url` whose names begin so, by name; None where there are none to read."""
     try:
-        text = fetch(f"{url}/metrics").decode()
+        lines = fetch(f"{url}/metrics").decode().splitlines()
+        # Parsing holds the interpreter, while chunks come in that are to be timed.
+        text = "".join(f"{line}\n" for line in lines if line.startswith(prefix))
         samples: Samples = {}
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
@@ -116,6 +119,24 @@ def _by_position(samples: Samples | None) -> dict[int, float]:
     return counts
 
 
+def models(url: str, headers: Mapping[str, str]) -> list[str]:
+    """Return the names under which a server's models are asked for, the first one first.
+
+    Raises:
+        NgramSpecError: it does not tell any.
+    """
+    try:
+        names = [str(model["id"]) for model in json.loads(fetch(f"{url}/v1/models", headers=headers))["data"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise NgramSpecError(
+            f"{url} must be the root of a server with the OpenAI API, such as http://localhost:8000, "
+            f"but /v1/models there gave: {error}"
+        ) from error
+    if not names:
+        raise NgramSpecError(f"{url}: the server must serve a model, got none at /v1/models")
+    return names
+
+
 def engine_version(url: str) -> str | None:
     """Return the version of vLLM that answers at `url`."""
     try:
@@ -139,18 +160,22 @@ def _cache_size(labels: dict[str, str]) -> int:
 
 
 class Gpus:
-    """The NVIDIA GPUs that this process may use, as their driver tells of them; none without a driver."""
+    """NVIDIA GPUs, as their driver tells of them; none by default."""
 
-    def __init__(self) -> None:
-        self._handles: list[Any] = []
-        with suppress(pynvml.NVMLError, ValueError, IndexError):
+    def __init__(self, handles: Sequence[Any] = ()) -> None:
+        self._handles = handles
+
+    @classmethod
+    def visible(cls) -> "Gpus":
+        """Return those that a process started here would use; none where there is no driver."""
+        try:
             pynvml.nvmlInit()
-            handles = [
-                pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())
-            ]
-            visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-            chosen = [int(index) for index in visible.split(",")] if visible else range(len(handles))
-            self._handles = [handles[index] for index in chosen]
+            indices = list(range(pynvml.nvmlDeviceGetCount()))
+            if chosen := os.environ.get("CUDA_VISIBLE_DEVICES"):
+                indices = [int(index) for index in chosen.split(",")]
+            return cls([pynvml.nvmlDeviceGetHandleByIndex(index) for index in indices])
+        except (pynvml.NVMLError, ValueError):
+            return cls()
 
     @property
     def description(self) -> str | None:
@@ -194,7 +219,8 @@ class Sampler:
 
     def __init__(self, url: str, pid: int | None, gpus: Gpus) -> None:
         self._url, self._gpus = url, gpus
-        self._process = None if pid is None else psutil.Process(pid)
+        # Looked for once: vLLM starts its processes before it is ready, and the search is slow.
+        self._processes = [] if pid is None else process_tree(pid)
         self._process_bytes: list[int] = []
         self._gpu_bytes: list[int] = []
         self._kv_cache_usage: list[float] = []
@@ -227,21 +253,18 @@ class Sampler:
                 return
 
     def _sample(self) -> None:
-        if self._process is not None and (size := tree_bytes(self._process)):
+        if size := sum(_resident_bytes(process) for process in self._processes):
             self._process_bytes.append(size)
         if (used := self._gpus.used_bytes()) is not None:
             self._gpu_bytes.append(used)
-        # Of the fullest engine, where there are several.
-        self._kv_cache_usage += [
-            value for _, value in (read_metrics(self._url) or {}).get(KV_CACHE_USAGE, ())
-        ]
+        samples = read_metrics(self._url, KV_CACHE_USAGE) or {}
+        # Each engine of the server has its own.
+        self._kv_cache_usage += [value for _, value in samples.get(KV_CACHE_USAGE, ())]
 
 
-def tree_bytes(process: psutil.Process) -> int:
-    """Return the resident memory of a process and all below it; what they share counts once for each."""
-    total = 0
-    with suppress(psutil.NoSuchProcess):
-        for one in (process, *process.children(recursive=True)):
-            with suppress(psutil.NoSuchProcess):
-                total += one.memory_info().rss
-    return total
+def _resident_bytes(process: psutil.Process) -> int:
+    """Memory that several processes share counts in each of them."""
+    try:
+        return int(process.memory_info().rss)
+    except psutil.NoSuchProcess:
+        return 0

@@ -6,6 +6,7 @@
 A measured server gets a few flags that it would not have by itself, see `with_default_flags`.
 """
 
+import http.client
 import importlib.metadata
 import importlib.util
 import os
@@ -46,7 +47,16 @@ _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class ServerError(Exception):
-    """A server did not start, is gone, or does not answer; the message ends with the end of its log."""
+    """A server did not start, is gone, or does not answer; the message ends with the end of its log.
+
+    `reason` says the same on one line.
+    """
+
+    def __init__(self, what: str, log_path: Path) -> None:
+        lines = log_path.read_text("utf-8", errors="replace").rstrip().splitlines() or ["(nothing)"]
+        start = f"{what}; its output, in {log_path}, ends with:"
+        super().__init__("\n".join((start, *lines[-NUM_LOG_LINES:])))
+        self.reason = f"{start} {lines[-1].strip()}"
 
 
 @dataclass(frozen=True)
@@ -66,11 +76,7 @@ class Server:
             ServerError: it has ended.
         """
         if self.process.poll() is not None:
-            raise _error(f"the server ended with {_exit(self.process)}", self.log_path)
-
-    def error(self, what: str) -> ServerError:
-        """Return `what` went wrong with this server as an error that shows the end of its log."""
-        return _error(what, self.log_path)
+            raise ServerError(f"the server ended with {_exit(self.process)}", self.log_path)
 
 
 @contextmanager
@@ -177,9 +183,13 @@ def fetch(url: str, timeout: float = 10.0, headers: Mapping[str, str] | None = N
     Raises:
         OSError: nothing answered, or an HTTP error (`urllib.error.HTTPError`).
     """
-    with _OPENER.open(urllib.request.Request(url, headers=dict(headers or {})), timeout=timeout) as response:
-        body: bytes = response.read()
-        return body
+    request = urllib.request.Request(url, headers=dict(headers or {}))
+    try:
+        with _OPENER.open(request, timeout=timeout) as response:
+            body: bytes = response.read()
+            return body
+    except http.client.HTTPException as error:
+        raise OSError(f"{url}: {error}") from error
 
 
 def _wait_until_ready(
@@ -188,17 +198,17 @@ def _wait_until_ready(
     deadline = time.monotonic() + start_timeout
     while time.monotonic() < deadline:
         if process.poll() is not None:
-            raise _error(f"the server ended with {_exit(process)} before it was ready", log_path)
+            raise ServerError(f"the server ended with {_exit(process)} before it was ready", log_path)
         with suppress(OSError):
             fetch(f"{url}/health")
             return
         time.sleep(POLL_SECONDS)
-    raise _error(f"the server was not ready after {start_timeout:g} s", log_path)
+    raise ServerError(f"the server was not ready after {start_timeout:g} s", log_path)
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
     """End the server with all that it started, by force where it does not end by itself."""
-    started = _descendants(process.pid)
+    started = process_tree(process.pid)
     try:
         process.terminate()
         process.wait(STOP_TIMEOUT)
@@ -215,17 +225,13 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
         psutil.wait_procs(started, STOP_TIMEOUT)
 
 
-def _descendants(pid: int) -> list[psutil.Process]:
+def process_tree(pid: int) -> list[psutil.Process]:
+    """Return the process and all below it, none where it has ended."""
     try:
-        return list(psutil.Process(pid).children(recursive=True))
+        process = psutil.Process(pid)
+        return [process, *process.children(recursive=True)]
     except psutil.NoSuchProcess:
         return []
-
-
-def _error(what: str, log_path: Path) -> ServerError:
-    lines = log_path.read_text("utf-8", errors="replace").splitlines()
-    end = "\n".join(lines[-NUM_LOG_LINES:]) or "(nothing)"
-    return ServerError(f"{what}; its output, in {log_path}, ends with:\n{end}")
 
 
 def _exit(process: subprocess.Popen[bytes]) -> str:
