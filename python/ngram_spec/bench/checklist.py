@@ -1,6 +1,6 @@
 """The way to a decision in five questions, each answered by one run."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from ngram_spec.bench.recommend import peak_difference
 from ngram_spec.bench.records import OFF, Settings
@@ -30,14 +30,20 @@ def _goal_and_baseline(settings: Settings, cells: Sequence[Cell]) -> str:
     if not offs:
         return f"{goal} There is no baseline: arm {OFF} was not measured."
     speeds = "; ".join(
-        f"{cell.workload} {cell.measures.throughput:.1f} tokens/s at concurrency {cell.concurrency}"
-        for cell in offs
+        f"{workload}: {_listed(cell for cell in offs if cell.workload == workload)}"
+        for workload in settings.workloads
     )
     flags = " ".join(settings.common_flags)
     engine = f"the engine with {flags} and no speculation" if flags else "the engine as it is by default"
     blocks = counted(sum(cell.measures.num_blocks for cell in offs), "block")
     starts = counted(max(cell.measures.num_starts for cell in offs), "start")
     return f"{goal} The baseline is {engine}, {starts}, {blocks}: {speeds}."
+
+
+def _listed(cells: Iterable[Cell]) -> str:
+    return ", ".join(
+        f"{cell.measures.throughput:.1f} tokens/s at concurrency {cell.concurrency}" for cell in cells
+    )
 
 
 def _per_workload(
@@ -80,7 +86,7 @@ def _latency_of(ours: Sequence[Cell], offs: Sequence[Cell]) -> str:
     rate = None if drafting is None else drafting.acceptance_rate
     accepted = f"{rate:.1%} of the draft tokens accepted, " if rate is not None else ""
     off = f" ({_latencies(offs[0].measures)} with {OFF})" if offs else ""
-    return f"at concurrency {cell.concurrency} {accepted}{_latencies(cell.measures)}{off}"
+    return f"{accepted}{_latencies(cell.measures)} at concurrency {cell.concurrency}{off}"
 
 
 def _latencies(measures: Measures) -> str:
@@ -94,7 +100,7 @@ def _latencies(measures: Measures) -> str:
 
 def _gain_of(ours: Sequence[Cell], offs: Sequence[Cell]) -> str:
     speeds = ", ".join(
-        f"{percent(cell.speedup.estimate)} tokens per second at concurrency {cell.concurrency}"
+        f"{percent(cell.speedup.estimate)} at concurrency {cell.concurrency}"
         if cell.speedup is not None and cell.verdict != "invalid"
         else f"nothing valid at concurrency {cell.concurrency}"
         for cell in ours
@@ -103,7 +109,7 @@ def _gain_of(ours: Sequence[Cell], offs: Sequence[Cell]) -> str:
     gpu_bytes = peak_difference(ours, offs, lambda measures: measures.gpu_bytes)
     kinds = ((process_bytes, "main memory"), (gpu_bytes, "GPU memory"))
     memory = [f"{extra / MIB:+.0f} MiB of {kind}" for extra, kind in kinds if extra is not None]
-    return "; ".join((speeds, *memory))
+    return "; ".join((f"tokens per second {speeds}", *memory))
 
 
 def _kept(recommendations: Sequence[Recommendation]) -> str:

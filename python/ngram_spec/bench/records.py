@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, TypeAdapter, ValidationError
 
 from ngram_spec._core import NgramSpecError
 
@@ -80,7 +80,7 @@ class Answer(Record):
     sent_at: float
     # One entry for each chunk of the stream that brought tokens.
     chunk_times: tuple[float, ...]
-    chunk_num_tokens: tuple[int, ...]
+    chunk_num_tokens: tuple[PositiveInt, ...]
     finished_at: float
     num_prompt_tokens: int | None
     num_output_tokens: int
@@ -131,7 +131,7 @@ class Block(Record):
     concurrency: int
     group: int
     # From the first request sent to the last answer's end.
-    seconds: float
+    seconds: PositiveFloat
     answers: tuple[Answer, ...]
     counters: Counters = Counters()
     resources: Resources = Resources()

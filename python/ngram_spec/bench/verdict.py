@@ -42,7 +42,7 @@ def judge(
         )
     speed = speed_sentence(speedup)
     if arm == OFF_V1:
-        return "baseline", f"{speed} That is what the engine's set-up for drafts costs, without any draft."
+        return "baseline", f"{speed} It has the set-up of the engine that drafts need, and no drafts."
     if speedup.num_rounds < MIN_ROUNDS:
         return "no measurable difference", f"{speed} One start of each arm may be luck: run more rounds."
     by_goal = _word_by_goal(goal, off_goal)
