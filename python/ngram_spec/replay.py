@@ -184,7 +184,7 @@ def replay(
         draft = drafter.draft()
         draft_token_ids = draft.token_ids
         drafter_ns += perf_counter_ns() - before
-        num_accepted = _num_equal(draft_token_ids, recorded, end)
+        num_accepted = num_equal(draft_token_ids, recorded, end)
         num_steps += 1
         num_drafts += bool(draft_token_ids)
         num_draft_tokens += len(draft_token_ids)
@@ -204,7 +204,7 @@ def replay(
     )
 
 
-def _num_equal(draft_token_ids: Sequence[int], recorded: Sequence[int], start: int) -> int:
+def num_equal(draft_token_ids: Sequence[int], recorded: Sequence[int], start: int) -> int:
     """Return how many draft tokens agree with the recording from `start` on."""
     num_equal = 0
     for drafted, token in zip(draft_token_ids, recorded[start : start + len(draft_token_ids)], strict=False):

@@ -7,7 +7,7 @@ this server with this traffic. Two rounds say little about how much starts diffe
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -71,8 +71,11 @@ def ratio_interval(pairs: Sequence[tuple[Block, Block]], rate: Rate) -> Interval
         our_rate, their_rate = rate(ours), rate(theirs)
         if our_rate is not None and their_rate is not None:
             sums[ours.round, ours.group] = (*our_rate, *their_rate)
-    if not sums:
-        return None
+    return interval_of(sums) if sums else None
+
+
+def interval_of(sums: Mapping[tuple[int, int], tuple[float, ...]]) -> Interval:
+    """Return the interval from the sums of each (round, group): our two of the rate, then their two."""
     rounds = sorted({number for number, _ in sums})
     groups = sorted({number for _, number in sums})
     # One row of four sums for each; a pair that was not measured adds nothing to either.

@@ -1,0 +1,289 @@
+"""Modelled mode: its loop against a plain replay, its arithmetic by hand, and what its report admits."""
+
+import io
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from ngram_spec import NgramSpecError
+from ngram_spec.bench.closed_loop import AnswerCounts, replay_closed_loop
+from ngram_spec.bench.modelled import ModelledSettings, Recordings, modelled_summary, run_modelled
+from ngram_spec.bench.page import write_page
+from ngram_spec.bench.records import OFF
+from ngram_spec.bench.summary import Cell, Summary
+from ngram_spec.bench.tables import print_summary
+from ngram_spec.recordings import TokenizedResponse, load_responses, packaged_recordings
+from ngram_spec.replay import ReplaySettings, replay
+from ngram_spec.vllm_plugin import METHOD
+from rich.console import Console
+
+NOT_LEARNING = ReplaySettings(learn=False)
+# As long as it verifies less than a million tokens, a step takes what a step without drafts takes.
+FREE = "[[1, 1.0], [1000000, 1.0]]"
+
+
+def tokenized(prompt: Sequence[int], output: Sequence[int]) -> TokenizedResponse:
+    return TokenizedResponse(np.array(prompt, dtype=np.int32), np.array(output, dtype=np.int32))
+
+
+def packaged(index: int = 0) -> list[TokenizedResponse]:
+    return [response.tokenize(None) for response in load_responses(packaged_recordings()[index])]
+
+
+def copies(number: int) -> tuple[str, TokenizedResponse]:
+    """An answer that repeats its prompt."""
+    passage = [*range(100 * number, 100 * number + 60)]
+    return f"copies {number}", tokenized([*passage, 7], passage)
+
+
+def invents(number: int) -> tuple[str, TokenizedResponse]:
+    """An answer in which no token comes twice, so that nothing can be drafted."""
+    start = 10_000 + 1000 * number
+    return f"invents {number}", tokenized([start], range(start + 1, start + 41))
+
+
+def settings(tmp_path: Path, curve: str = FREE, **others: object) -> ModelledSettings:
+    path = tmp_path / "curve.json"
+    path.write_text(curve)
+    return ModelledSettings(cost_curve=str(path), drafter=NOT_LEARNING, **others)  # type: ignore[arg-type]
+
+
+def drafting_cell(summary: Summary, concurrency: int = 1) -> Cell:
+    (cell,) = (c for c in summary.cells if c.arm == METHOD and c.concurrency == concurrency)
+    return cell
+
+
+# The loop
+
+
+@pytest.mark.parametrize("num_rows", [1, 3, 16])
+def test_each_answer_fares_as_in_a_replay_of_it_alone_whatever_stands_in_the_other_rows(
+    num_rows: int,
+) -> None:
+    responses = [*packaged(0), *packaged(1)]
+    loop = replay_closed_loop(responses, num_rows, 0.05, lambda verified: 1.0, NOT_LEARNING)
+    assert loop.num_repetitions == -(-max(8, 2 * num_rows) // 8)
+    for response, counts in zip(responses, loop.answers, strict=True):
+        alone = replay(response, NOT_LEARNING.drafter_factory())
+        times = loop.num_repetitions
+        assert counts.num_steps == times * alone.num_steps
+        assert counts.num_drafts == times * alone.num_drafts
+        assert counts.num_draft_tokens == times * alone.num_draft_tokens
+        assert counts.num_accepted_tokens == times * alone.num_accepted_tokens
+        assert counts.num_output_tokens == times * alone.num_output_tokens
+    total = loop.total
+    assert total.num_drafts > 100
+    assert sum(loop.num_accepted_by_position) == total.num_accepted_tokens
+
+
+def test_a_step_verifies_the_last_token_and_the_draft_of_each_row_and_the_batch_is_always_full() -> None:
+    _, response = copies(1)
+    output = response.output_token_ids.tolist()
+    steps = []
+
+    def step_time(verified: Sequence[Sequence[int]]) -> float:
+        steps.append([list(row) for row in verified])
+        return 1.0
+
+    replay_closed_loop([response], 2, 0.0, step_time, ReplaySettings(max_draft_tokens=3, learn=False))
+    assert steps[0] == [[100, 101, 102, 103]] * 2
+    # Three accepted, and the bonus token.
+    assert steps[1] == [[104, 105, 106, 107]] * 2
+    assert all(len(step) == 2 for step in steps)
+    assert all(row[0] in output for step in steps for row in step)
+
+
+def test_each_row_takes_an_equal_part_of_a_step_s_time() -> None:
+    responses = packaged(0)
+    one = replay_closed_loop(responses, 1, 0.05, lambda verified: 3.0, NOT_LEARNING)
+    assert [counts.time for counts in one.answers] == [3.0 * counts.num_steps for counts in one.answers]
+    five = replay_closed_loop(responses, 5, 0.05, lambda verified: 3.0, NOT_LEARNING)
+    assert five.total.time == pytest.approx(3.0 * five.total.num_steps / 5)
+
+
+def test_a_long_prompt_is_indexed_before_the_first_step_as_while_an_engine_reads_it() -> None:
+    passage = list(range(20_000))
+    loop = replay_closed_loop(
+        [tokenized(passage, passage[500:600])], 2, 0.0, lambda verified: 1.0, NOT_LEARNING
+    )
+    assert loop.total.num_drafts == loop.total.num_steps
+
+
+def test_a_drafter_that_may_learn_does() -> None:
+    responses = packaged(0)
+    still, learning = (
+        replay_closed_loop(responses, 4, 0.05, lambda verified: 1.0, ReplaySettings(learn=learn)).total
+        for learn in (False, True)
+    )
+    assert still.num_draft_tokens != learning.num_draft_tokens
+
+
+def test_answers_of_one_token_take_no_step() -> None:
+    loop = replay_closed_loop([tokenized([1, 2], [3])], 4, 0.05, lambda verified: 1.0, NOT_LEARNING)
+    assert loop.answers == [AnswerCounts()]
+    mixed = replay_closed_loop(
+        [tokenized([1, 2], [3]), copies(1)[1]], 1, 0.05, lambda verified: 1.0, NOT_LEARNING
+    )
+    assert mixed.answers[0].num_steps == 0
+    assert mixed.answers[1].num_output_tokens == 59 * mixed.num_repetitions
+
+
+# The arithmetic
+
+
+def test_where_nothing_can_be_drafted_the_method_costs_its_overhead_and_is_off(tmp_path: Path) -> None:
+    recordings = {"new": [invents(number) for number in range(6)]}
+    cell = drafting_cell(modelled_summary(recordings, settings(tmp_path, concurrencies=(1,))))
+    assert cell.speedup is not None
+    assert (cell.speedup.estimate, cell.speedup.low, cell.speedup.high) == pytest.approx((1 / 1.2,) * 3)
+    assert cell.verdict == "off"
+    assert "would not pay if the method cost nothing" in cell.reason
+
+
+def test_without_any_difference_there_is_none(tmp_path: Path) -> None:
+    recordings = {"new": [invents(number) for number in range(6)]}
+    free = settings(tmp_path, concurrencies=(1,), method_overhead=0.0)
+    cell = drafting_cell(modelled_summary(recordings, free))
+    assert cell.speedup is not None
+    assert cell.speedup.estimate == pytest.approx(1)
+    assert cell.verdict == "no measurable difference"
+
+
+def test_where_draft_tokens_are_free_the_speedup_is_tokens_per_step_over_the_step(tmp_path: Path) -> None:
+    recordings = {"mixed": [*map(copies, range(1, 5)), *map(invents, range(5))]}
+    cell = drafting_cell(modelled_summary(recordings, settings(tmp_path, concurrencies=(1,))))
+    drafting = cell.measures.drafting
+    assert drafting is not None
+    assert cell.speedup is not None
+    assert cell.speedup.estimate == pytest.approx(drafting.tokens_per_step / 1.2)
+    assert drafting.tokens_per_step > 1.5
+    assert cell.speedup.low < cell.speedup.estimate < cell.speedup.high
+    assert cell.tpot_ratio is not None
+    assert cell.tpot_ratio.estimate == pytest.approx(1 / cell.speedup.estimate)
+    assert cell.tpot_ratio.low == pytest.approx(1 / cell.speedup.high)
+
+
+def test_a_step_takes_what_the_curve_gives_for_all_its_tokens(tmp_path: Path) -> None:
+    # Each token takes one unit, so nothing pays: 4 rows without drafts take 4 units a step.
+    recordings = {"copies": [*map(copies, range(1, 5))]}
+    linear = settings(tmp_path, "[[1, 1.0], [1000, 1000.0]]", concurrencies=(4,), method_overhead=0.0)
+    summary = modelled_summary(recordings, linear)
+    off, ours = summary.cells
+    assert off.measures.throughput == pytest.approx(1.0)
+    assert ours.measures.throughput <= off.measures.throughput + 1e-9
+
+
+def test_the_overhead_that_it_can_bear_is_the_one_at_which_nothing_is_gained(tmp_path: Path) -> None:
+    recordings = {"mixed": [*map(copies, range(1, 5)), *map(invents, range(5))]}
+    curve = "[[1, 1.0], [64, 3.0]]"
+    reason = drafting_cell(modelled_summary(recordings, settings(tmp_path, curve)), 4).reason
+    (bearable,) = re.findall(r"costs less than (\d+)% of a step", reason)
+    at_that = settings(tmp_path, curve, method_overhead=int(bearable) / 100)
+    cell = drafting_cell(modelled_summary(recordings, at_that), 4)
+    assert cell.speedup is not None
+    assert cell.speedup.estimate == pytest.approx(1, abs=0.01)
+
+
+def test_where_verifying_gets_dear_the_break_even_lies_between_two_concurrencies(tmp_path: Path) -> None:
+    recordings = {"copies": [*map(copies, range(1, 8))]}
+    # Up to 16 tokens a step costs nothing more, then each costs its full part.
+    curve = "[[1, 1.0], [16, 1.0], [10016, 626.0]]"
+    summary = modelled_summary(recordings, settings(tmp_path, curve, concurrencies=(1, 64)))
+    low, high = (drafting_cell(summary, concurrency).speedup for concurrency in (1, 64))
+    assert low is not None
+    assert high is not None
+    assert low.estimate > 1 > high.estimate
+    assert [drafting_cell(summary, concurrency).verdict for concurrency in (1, 64)] == ["on", "off"]
+    (recommendation,) = summary.recommendations
+    assert recommendation.headline.startswith("on up to about ")
+    assert recommendation.break_even_concurrency is not None
+    assert 1 < recommendation.break_even_concurrency < 64
+
+
+def test_a_step_s_time_gives_seconds(tmp_path: Path) -> None:
+    recordings = {"new": [invents(number) for number in range(4)]}
+    summary = modelled_summary(
+        recordings, settings(tmp_path, "[[1, 2.0], [4, 4.0]]", concurrencies=(1, 4), step_ms=10.0)
+    )
+    off = {cell.concurrency: cell.measures for cell in summary.cells if cell.arm == OFF}
+    assert off[1].throughput == pytest.approx(100)
+    # Four rows take twice as long for four times the tokens.
+    assert off[4].throughput == pytest.approx(200)
+    assert off[4].tpot_ms is not None
+    assert off[4].tpot_ms.p50 == pytest.approx(20)
+    ours = drafting_cell(summary, 4).measures
+    assert ours.tpot_ms is not None
+    assert ours.tpot_ms.p50 == pytest.approx(24)
+    without = modelled_summary(recordings, settings(tmp_path, concurrencies=(1,)))
+    assert all(cell.measures.tpot_ms is None for cell in without.cells)
+
+
+def test_whole_records_are_resampled_and_few_of_them_show_nothing(tmp_path: Path) -> None:
+    three = [("same", copies(number)[1]) for number in range(1, 8)] + [copies(8), copies(9)]
+    recordings: Recordings = {"three records": three}
+    cell = drafting_cell(modelled_summary(recordings, settings(tmp_path, concurrencies=(1,))))
+    assert cell.speedup is not None
+    assert cell.speedup.num_pairs == 3
+    assert cell.speedup.low > 1
+    assert cell.verdict == "no measurable difference"
+
+
+# The report
+
+
+def test_the_report_says_that_it_is_modelled_and_on_what(tmp_path: Path) -> None:
+    summary = modelled_summary({"copies": [*map(copies, range(1, 6))]}, settings(tmp_path))
+    assert summary.is_modelled
+    output = io.StringIO()
+    print_summary(summary, Console(file=output, width=120))
+    said = " ".join(output.getvalue().split())
+    assert said.startswith("Modelled")
+    assert f"cost curve {tmp_path / 'curve.json'}" in said
+    assert "read tokens/s as tokens in that time" in said
+    assert "20% of a step without drafts, for the loss of async scheduling" in said
+    assert "copies (5 answers)" in said
+    assert "start" not in said
+    (recommendation,) = summary.recommendations
+    assert recommendation.arm == METHOD
+    config = json.loads(recommendation.flags.split(" ", 1)[1].strip("'"))
+    assert config["draft_cost"] == str(tmp_path / "curve.json")
+    write_page(tmp_path / "page.html", None, summary)
+    assert "odelled" in (tmp_path / "page.html").read_text()
+
+
+def test_the_packaged_recordings_are_taken_where_none_is_named() -> None:
+    summary = run_modelled([], None, ModelledSettings(concurrencies=(1, 8)))
+    assert list(summary.settings.workloads) == ["code_edit", "rag", "summarization"]
+    assert len(summary.cells) == 3 * 2 * 2
+    assert any("curve h100 itself is modelled" in warning for warning in summary.warnings)
+    assert all(
+        cell.speedup is not None and cell.speedup.estimate > 1 for cell in summary.cells if cell.speedup
+    )
+
+
+def test_the_same_run_gives_the_same_summary() -> None:
+    def figures() -> list[object]:
+        summary = run_modelled(packaged_recordings()[:1], None, ModelledSettings(concurrencies=(4,)))
+        return [cell.speedup for cell in summary.cells]
+
+    assert figures() == figures()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"method_overhead": -0.1}, "--method-overhead must be a share of a step, from 0, got -0.1"),
+        ({"method_overhead": float("nan")}, "--method-overhead must be a share of a step, from 0, got nan"),
+        ({"step_ms": 0.0}, "--step-ms must be a time above 0, got 0"),
+        ({"concurrencies": (4, 0)}, r"concurrencies must be at least 1, got \(4, 0\)"),
+        ({"concurrencies": ()}, "concurrencies must be at least 1"),
+        ({"cost_curve": "nowhere.json"}, "got 'nowhere.json' in --cost-curve .*No such file"),
+        ({"drafter": ReplaySettings(min_match_len=0)}, "min_match_len must be"),
+    ],
+)
+def test_a_wrong_setting_is_refused_with_a_sentence(wrong: dict[str, object], sentence: str) -> None:
+    with pytest.raises(NgramSpecError, match=sentence):
+        run_modelled(packaged_recordings()[:1], None, ModelledSettings(**wrong))  # type: ignore[arg-type]
