@@ -128,8 +128,22 @@ def test_failures_and_arms_that_were_not_measured_are_warnings() -> None:
 
 def test_a_concurrency_that_a_group_cannot_reach_is_a_warning() -> None:
     assert warnings_of(made_up_run({SPEC: {64: 1.25}})) == (
-        "Concurrency 64 was not reached on code edit: a group has 4 prompts. "
+        "Concurrency 64 was not reached on code edit: a block has 4 requests. "
         "Give it more prompts, or fewer groups."
+    )
+
+
+def test_groups_that_share_prompts_hide_how_much_prompts_matter_and_the_run_says_so() -> None:
+    run = made_up_run({SPEC: {1: 1.25, 4: 1.1}}, num_groups=3)
+    first = run.blocks[0].answers
+    filled = tuple(
+        one.model_copy(update={"answers": one.answers + first}) if place == (4, 2) else one
+        for one in run.blocks
+        for place in [(one.concurrency, one.group)]
+    )
+    assert warnings_of(run.model_copy(update={"blocks": filled})) == (
+        "On code edit at concurrency 4 the groups share prompts, so the intervals there leave out how much "
+        "those matter; more prompts would show it."
     )
 
 

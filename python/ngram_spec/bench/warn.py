@@ -44,7 +44,7 @@ def _of_design(run: Run, cells: Sequence[Cell]) -> Iterator[str]:
 
 
 def _of_load(run: Run) -> Iterator[str]:
-    """A group with fewer prompts than the concurrency never loads the server so far."""
+    """A block with fewer requests than the concurrency never loads the server so far."""
     largest: dict[tuple[str, int], int] = defaultdict(int)
     preemptions: Counter[str] = Counter()
     for block in run.blocks:
@@ -54,12 +54,30 @@ def _of_load(run: Run) -> Iterator[str]:
     for (workload, concurrency), num_requests in largest.items():
         if num_requests < concurrency:
             yield (
-                f"Concurrency {concurrency} was not reached on {workload}: a group has "
-                f"{counted(num_requests, 'prompt')}. Give it more prompts, or fewer groups."
+                f"Concurrency {concurrency} was not reached on {workload}: a block has "
+                f"{counted(num_requests, 'request')}. Give it more prompts, or fewer groups."
             )
+    for workload, concurrencies in _with_shared_prompts(run).items():
+        yield (
+            f"On {workload} at concurrency {', '.join(map(str, sorted(concurrencies)))} the groups share "
+            "prompts, so the intervals there leave out how much those matter; more prompts would show it."
+        )
     for arm, number in preemptions.items():
         if number:
             yield f"Arm {arm} preempted requests {counted(number, 'time')}: its KV cache was full."
+
+
+def _with_shared_prompts(run: Run) -> dict[str, set[int]]:
+    """Return, by workload, the concurrencies at which one prompt was asked in several groups."""
+    groups: dict[tuple[str, int, str], set[int]] = defaultdict(set)
+    for block in run.blocks:
+        for answer in block.answers:
+            groups[block.workload, block.concurrency, answer.prompt_id].add(block.group)
+    shared: dict[str, set[int]] = defaultdict(set)
+    for (workload, concurrency, _), its_groups in groups.items():
+        if len(its_groups) > 1:
+            shared[workload].add(concurrency)
+    return shared
 
 
 def _of_outputs(run: Run, cells: Sequence[Cell]) -> Iterator[str]:
