@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ngram_spec import NgramSpecError, __version__
+from ngram_spec.bench.command import add_bench_parser, run_bench, split_server_flags
 from ngram_spec.doctor import run_doctor
 from ngram_spec.replay import REPORTED_DRAFT_COSTS, ReplaySettings
 from ngram_spec.replay_command import run_replay
@@ -32,10 +33,14 @@ examples:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code.
 
-    0, 1 where the doctor found a problem, 2 for what the user can mend, 130 if interrupted.
+    0, 1 where the doctor found a problem or a bench came to no verdict, 2 for what the user can mend, 130 if
+    interrupted.
     """
-    options = _parser().parse_args(argv)
+    arguments, server_flags = split_server_flags(sys.argv[1:] if argv is None else argv)
+    options = _parser().parse_args(arguments)
     try:
+        if options.command == "bench":
+            return run_bench(options, server_flags)
         if options.command == "doctor":
             return run_doctor()
         run_replay(options)
@@ -142,6 +147,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument(
         "--json", type=Path, metavar="OUT", help="write settings and results, response by response"
     )
+    add_bench_parser(commands)
     commands.add_parser(
         "doctor",
         help="whether drafts will reach the vLLM that is installed here, at what cost, with which flags",

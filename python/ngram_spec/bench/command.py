@@ -1,0 +1,239 @@
+"""The command `ngram-spec bench`: checks what it is given before anything starts, measures, reports."""
+
+import argparse
+import importlib.util
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from ngram_spec._core import NgramSpecError
+from ngram_spec.bench.sizes import FULL, FULL_ON_CPU, QUICK_MODEL
+
+DESCRIPTION = """\
+Measure whether speculation pays on this server, for this traffic, at this load. Servers of vLLM are started
+one after another, without speculation and with it, in mirrored order, and asked the same prompts; or servers
+that run already are asked in turn. Ctrl-C loses nothing: the same command goes on."""
+EPILOG = """\
+prompts: JSON lines as for `ngram-spec replay`: messages (OpenAI roles) or prompt, and no output needed.
+What follows -- is given to every server: flags of `vllm serve`.
+
+exit codes: 0 a verdict, "off" too; 1 none, as when servers failed; 2 what you can mend; 130 interrupted
+
+examples:
+  ngram-spec bench --quick                       a small model and small prompts: does it work here?
+  ngram-spec bench --model Qwen/Qwen3-8B chat.jsonl -- --max-model-len 8192
+                                                 your model, your prompts
+  ngram-spec bench --model Qwen/Qwen3-8B --arm eagle='{"method": "eagle3", "model": "...",
+      "num_speculative_tokens": 3}' chat.jsonl    another drafter beside it
+  ngram-spec bench --url off=http://a:8000 --url ngram_spec=http://b:8000 chat.jsonl
+                                                 two servers that run
+  ngram-spec bench --report ngram-spec-bench     the report of an earlier run again"""
+
+# By the name that is imported: what `pip install 'ngram-spec[bench]'` brings.
+EXTRAS = ("aiohttp", "jinja2", "matplotlib", "prometheus_client", "psutil", "pydantic", "pynvml")
+OUT = Path("ngram-spec-bench")
+PIPED_WIDTH = 100
+
+
+def add_bench_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the command to the command line."""
+    command = commands.add_parser(
+        "bench",
+        help="measure whether speculation pays on this server, for this traffic, at this load",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.add_argument(
+        "files",
+        nargs="*",
+        type=Path,
+        metavar="FILE",
+        help="prompts, a workload for each file (default: the recordings that ship with ngram-spec)",
+    )
+    where = command.add_argument_group("what is served")
+    where.add_argument(
+        "--model", metavar="M", help=f"as of `vllm serve`; needed but with --quick, which takes {QUICK_MODEL}"
+    )
+    where.add_argument(
+        "--url",
+        action="append",
+        default=[],
+        metavar="NAME=URL",
+        help="measure a server that runs, as arm NAME; give `off` and others, or one URL alone",
+    )
+    where.add_argument(
+        "--arms",
+        metavar="A,B",
+        help="what to compare: off, off-v1 (no drafts, but the engine as drafts need it), ngram and suffix "
+        "(vLLM's own), ngram_spec (default: all but suffix, and off-v1 only where it differs from off)",
+    )
+    where.add_argument(
+        "--arm",
+        action="append",
+        default=[],
+        metavar="NAME=JSON",
+        help="compare with this --speculative-config too",
+    )
+    where.add_argument(
+        "--num-speculative-tokens",
+        type=int,
+        default=16,
+        metavar="N",
+        help="most draft tokens per step of arm ngram_spec (default: %(default)s)",
+    )
+    where.add_argument(
+        "--draft-cost", metavar="C", help='of arm ngram_spec: a number, "h100", or a file (default: its own)'
+    )
+    how = command.add_argument_group("how it is asked")
+    how.add_argument(
+        "--concurrency",
+        metavar="1,8",
+        help=f"requests open at a time (default: {_listed(FULL.concurrencies)}, "
+        f"{_listed(FULL_ON_CPU.concurrencies)} on a CPU)",
+    )
+    how.add_argument(
+        "--max-tokens",
+        type=int,
+        metavar="N",
+        help=f"per answer (default: {FULL.max_tokens}, {FULL_ON_CPU.max_tokens} on a CPU)",
+    )
+    how.add_argument(
+        "--num-prompts",
+        type=int,
+        metavar="N",
+        help=f"of each file, evenly spaced (default: {FULL.num_prompts}, {FULL_ON_CPU.num_prompts} on a CPU)",
+    )
+    how.add_argument("--temperature", type=float, default=0.0, metavar="T", help="(default: %(default)g)")
+    how.add_argument(
+        "--goal", metavar="G", help="what matters instead of tokens per second, such as tpot_p95=30ms"
+    )
+    long = command.add_argument_group("how long")
+    long.add_argument(
+        "--quick", action="store_true", help="off and ngram_spec, few short answers, two starts of each"
+    )
+    long.add_argument(
+        "--precision",
+        type=float,
+        default=0.03,
+        metavar="P",
+        help="enough where all speed-ups are known to this share (default: %(default)g)",
+    )
+    long.add_argument(
+        "--budget",
+        default="15m",
+        metavar="TIME",
+        help="no more rounds that would end later; two are always measured (default: %(default)s)",
+    )
+    long.add_argument("--rounds", type=int, metavar="N", help="most starts of each arm (default: no limit)")
+    long.add_argument(
+        "--start-timeout",
+        default="30m",
+        metavar="TIME",
+        help="a server that is not ready then has failed (default: %(default)s)",
+    )
+    long.add_argument(
+        "--request-timeout",
+        default="2m",
+        metavar="TIME",
+        help="a request that gets nothing for so long has failed (default: %(default)s)",
+    )
+    out = command.add_argument_group("where to")
+    out.add_argument(
+        "--out", type=Path, default=OUT, metavar="DIR", help="measurements and report (default: %(default)s)"
+    )
+    out.add_argument("--report", type=Path, metavar="DIR", help="only report what DIR holds; measure nothing")
+
+
+def split_server_flags(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the arguments of `ngram-spec bench` and, apart, what follows `--`, which is for the servers."""
+    arguments = list(arguments)
+    if arguments[:1] != ["bench"] or "--" not in arguments:
+        return arguments, []
+    place = arguments.index("--")
+    return arguments[:place], arguments[place + 1 :]
+
+
+def run_bench(options: argparse.Namespace, server_flags: Sequence[str]) -> int:
+    """Measure, or only report, and return the exit code; `server_flags` are what `--` separated.
+
+    Raises:
+        NgramSpecError: what the user can mend.
+    """
+    missing = [name for name in EXTRAS if importlib.util.find_spec(name) is None]
+    if missing:
+        raise NgramSpecError(
+            f"the bench needs packages that are not installed ({', '.join(missing)}): "
+            "pip install 'ngram-spec[bench]'"
+        )
+    if options.report is not None:
+        return report(options.report)
+    from rich.console import Console
+
+    from ngram_spec.bench.plan import make_plan
+    from ngram_spec.bench.progress import RunProgress
+    from ngram_spec.bench.run import measure_all
+
+    plan = make_plan(options, server_flags)
+    console = Console(stderr=True)
+    try:
+        with _ended_by_signals():
+            measure_all(plan, RunProgress(console))
+    except KeyboardInterrupt:
+        console.print(
+            f"interrupted; what was measured is in {plan.folder}: the same command goes on, and "
+            f"ngram-spec bench --report {plan.folder} shows it",
+            soft_wrap=True,
+            highlight=False,
+        )
+        raise
+    return report(plan.folder)
+
+
+def report(folder: Path) -> int:
+    """Print, and write into the folder, the report of the run that it holds.
+
+    Returns 0 if there is a verdict on any speculative arm, else 1.
+    """
+    from rich.console import Console
+
+    from ngram_spec.bench.page import write_page
+    from ngram_spec.bench.records import read_run
+    from ngram_spec.bench.report import REPORT_FILE, write_json
+    from ngram_spec.bench.summarize import summarize
+    from ngram_spec.bench.tables import print_summary
+
+    run = read_run(folder)
+    summary = summarize(run)
+    console = Console(width=None if sys.stdout.isatty() else PIPED_WIDTH)
+    print_summary(summary, console)
+    page = folder / "report.html"
+    write_json(folder / REPORT_FILE, summary)
+    write_page(page, run, summary)
+    where = f"\nreport: {page} and {folder / REPORT_FILE}"
+    console.print(where, soft_wrap=True, highlight=False, markup=False)
+    speculative = {arm.name for arm in run.settings.arms if arm.is_speculative}
+    has_verdict = any(cell.arm in speculative and cell.verdict != "invalid" for cell in summary.cells)
+    return 0 if has_verdict else 1
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Let the signals that end a process do what Ctrl-C does: servers are stopped on the way out."""
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return ",".join(map(str, numbers))

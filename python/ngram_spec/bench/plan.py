@@ -1,0 +1,205 @@
+"""From the options of `ngram-spec bench` to what is measured; what is wrong with them is found here."""
+
+import argparse
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+
+from ngram_spec import NgramSpecError, __version__
+from ngram_spec.bench.arms import NGRAM, make_arms
+from ngram_spec.bench.goal import parse_goal
+from ngram_spec.bench.load import Endpoint
+from ngram_spec.bench.records import OFF, OFF_V1, Arm, Settings
+from ngram_spec.bench.run import Plan
+from ngram_spec.bench.scrape import models
+from ngram_spec.bench.server import is_cpu_build, serve_command, with_default_flags
+from ngram_spec.bench.sizes import FULL, FULL_ON_CPU, QUICK, QUICK_MODEL, Sizes
+from ngram_spec.bench.workloads import Workload, load_workloads
+from ngram_spec.vllm_options import checked_max_draft_tokens, read_options
+from ngram_spec.vllm_plugin import METHOD
+
+# The only arm where one server is measured.
+ONLY_ARM = "server"
+SECONDS_PER_UNIT = {"s": 1, "m": 60, "h": 3600}
+
+
+def make_plan(options: argparse.Namespace, server_flags: Sequence[str]) -> Plan:
+    """Return what the options say is to be measured.
+
+    Raises:
+        NgramSpecError: an option, a file or a server is not as it must be.
+    """
+    _check_numbers(options)
+    headers = _headers()
+    urls = _urls(options.url)
+    sizes = QUICK if options.quick else FULL_ON_CPU if urls is None and is_cpu_build() else FULL
+    workloads = load_workloads(options.files, options.num_prompts or sizes.num_prompts)
+    if urls is None:
+        model, arms = _model(options), _arms(options)
+        serve_command(model)  # refuses where vLLM is not installed
+        common_flags = with_default_flags(server_flags)
+    else:
+        if options.arms or options.arm or server_flags:
+            raise NgramSpecError(
+                "--arms, --arm and flags behind -- are for servers that are started here; with --url leave "
+                "them out"
+            )
+        model, arms, common_flags = _model_at(urls, options.model, headers), _arms_at(urls), ()
+    settings = _settings(options, sizes, workloads, urls, model, arms, common_flags)
+    endpoint = Endpoint(
+        url="",
+        model="" if urls is None else options.model or "",
+        headers=headers,
+        max_tokens=settings.max_tokens,
+        temperature=settings.temperature,
+        timeout=_seconds("--request-timeout", options.request_timeout),
+    )
+    return Plan(
+        settings=settings,
+        workloads=workloads,
+        folder=options.out,
+        endpoint=endpoint,
+        max_rounds=options.rounds or sizes.max_rounds,
+        budget=_seconds("--budget", options.budget),
+        precision=options.precision,
+        start_timeout=_seconds("--start-timeout", options.start_timeout),
+    )
+
+
+def _settings(
+    options: argparse.Namespace,
+    sizes: Sizes,
+    workloads: Sequence[Workload],
+    urls: dict[str, str] | None,
+    model: str,
+    arms: tuple[Arm, ...],
+    common_flags: tuple[str, ...],
+) -> Settings:
+    return Settings(
+        ngram_spec_version=__version__,
+        model=model,
+        urls=urls,
+        arms=arms,
+        common_flags=common_flags,
+        workloads={one.name: tuple(prompt.prompt_id for prompt in one.prompts) for one in workloads},
+        workload_digests={one.name: one.digest for one in workloads},
+        prompt_compression={one.name: one.prompt_compression for one in workloads},
+        concurrencies=_concurrencies(options.concurrency) if options.concurrency else sizes.concurrencies,
+        max_tokens=options.max_tokens or sizes.max_tokens,
+        temperature=options.temperature,
+        goal=options.goal and parse_goal(options.goal).text,
+        num_groups=min(sizes.num_groups, *(len(one.prompts) for one in workloads)),
+    )
+
+
+def _check_numbers(options: argparse.Namespace) -> None:
+    for name in ("max_tokens", "num_prompts", "rounds"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise NgramSpecError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+    if not options.precision > 0:
+        raise NgramSpecError(f"--precision must be above 0, got {options.precision:g}")
+    if not options.temperature >= 0:
+        raise NgramSpecError(f"--temperature must be at least 0, got {options.temperature:g}")
+
+
+def _model(options: argparse.Namespace) -> str:
+    if options.model is not None:
+        model: str = options.model
+        return model
+    if options.quick:
+        return QUICK_MODEL
+    raise NgramSpecError(
+        "--model M must be given, or --url NAME=URL for servers that run already; with --quick alone a small "
+        "model is taken"
+    )
+
+
+def _arms(options: argparse.Namespace) -> tuple[Arm, ...]:
+    """Return the arms whose servers are started here."""
+    draft_cost = None if options.draft_cost is None else _draft_cost(options.draft_cost)
+    checked_max_draft_tokens(options.num_speculative_tokens)
+    if options.arms is not None:
+        names = [name.strip() for name in options.arms.split(",")]
+    elif options.quick:
+        names = [OFF, METHOD]
+    else:
+        # On the CPU vLLM has one model runner, without async scheduling: off-v1 would be off once more.
+        names = [OFF, *([] if is_cpu_build() else [OFF_V1]), NGRAM, METHOD]
+    extra: dict[str, str] = {}
+    for given in options.arm:
+        name, is_named, config = given.partition("=")
+        if not is_named or name in extra:
+            raise NgramSpecError(f"--arm must be NAME=JSON, each name once, got {given!r}")
+        extra[name] = config
+    return make_arms(
+        names, extra, num_speculative_tokens=options.num_speculative_tokens, draft_cost=draft_cost
+    )
+
+
+def _draft_cost(given: str) -> object:
+    """Return the cost as the proposer takes it, a number or a text."""
+    try:
+        cost = json.loads(given)
+    except ValueError:
+        cost = given
+    read_options({"draft_cost": cost}, {}, "--draft-cost")
+    return cost
+
+
+def _urls(given: Sequence[str]) -> dict[str, str] | None:
+    """Return the servers that run already by arm, None where there are none."""
+    urls: dict[str, str] = {}
+    for text in given:
+        match = re.fullmatch(r"(?:([\w.-]+)=)?(https?://[^/\s]+)(?:/v1)?/?", text)
+        if match is None:
+            raise NgramSpecError(f"--url must be NAME=URL with the root of a server, got {text!r}")
+        name = match[1] or ONLY_ARM
+        if name in urls:
+            raise NgramSpecError(f"--url must name each arm once, got {name!r} twice: give --url NAME=URL")
+        urls[name] = match[2]
+    if len(urls) > 1 and OFF not in urls:
+        raise NgramSpecError(
+            f"--url must be given for arm {OFF} too, since all others are judged against it, got "
+            f"{', '.join(urls)}"
+        )
+    return urls or None
+
+
+def _arms_at(urls: Mapping[str, str]) -> tuple[Arm, ...]:
+    """Return an arm for each server that runs already; of a single one nobody says whether it drafts."""
+    without = (OFF, OFF_V1, ONLY_ARM)
+    names = sorted(urls, key=lambda name: name != OFF)
+    return tuple(Arm(name=name, is_speculative=name not in without) for name in names)
+
+
+def _model_at(urls: Mapping[str, str], model: str | None, headers: Mapping[str, str]) -> str:
+    """Return the model that is asked for; servers that run can serve several."""
+    served = {name: models(url, headers) for name, url in urls.items()}
+    for name, names in served.items():
+        if model is not None and model not in names:
+            raise NgramSpecError(
+                f"--model must be one that {urls[name]} serves ({', '.join(names)}), got {model!r}"
+            )
+    return model or served.get(OFF, next(iter(served.values())))[0]
+
+
+def _headers() -> dict[str, str]:
+    # vLLM reads the same variable, so servers that are started here ask for this key.
+    key = os.environ.get("VLLM_API_KEY")
+    return {"Authorization": f"Bearer {key}"} if key else {}
+
+
+def _concurrencies(text: str) -> tuple[int, ...]:
+    parts = text.split(",")
+    if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
+        raise NgramSpecError(f"--concurrency must be whole numbers from 1, such as 1,8,64, got {text!r}")
+    return tuple(sorted({int(part) for part in parts}))
+
+
+def _seconds(option: str, text: str) -> float:
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smh])", text)
+    if match is None or not float(match[1]):
+        raise NgramSpecError(f"{option} must be a time such as 90s, 15m or 1h, got {text!r}")
+    return float(match[1]) * SECONDS_PER_UNIT[match[2]]

@@ -1,0 +1,24 @@
+"""How much a run measures, where the user does not say."""
+
+from dataclasses import dataclass
+
+QUICK_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What a run asks at which loads; each number can be given instead, but for the groups."""
+
+    concurrencies: tuple[int, ...]
+    max_tokens: int
+    # Of each workload.
+    num_prompts: int
+    num_groups: int
+    # Starts of each arm; None: as precision and budget say.
+    max_rounds: int | None
+
+
+FULL = Sizes((1, 8, 64), max_tokens=256, num_prompts=16, num_groups=4, max_rounds=None)
+# Two cores answer some fifty tokens a second with the smallest models.
+FULL_ON_CPU = Sizes((1, 4), max_tokens=128, num_prompts=8, num_groups=4, max_rounds=None)
+QUICK = Sizes((1, 4), max_tokens=48, num_prompts=4, num_groups=2, max_rounds=2)
