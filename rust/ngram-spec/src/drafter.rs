@@ -137,6 +137,8 @@ impl Drafter {
         for &token in token_ids {
             self.rates = self.rates.after(foretold.is_some_and(|(_, next)| next.token == token));
             self.automaton.push(token);
+            #[cfg(test)]
+            crate::faults::tests::plant(crate::faults::tests::FAULTY_TO_INDEX, token);
             foretold = self.longest_continuation();
             self.copying = Copying::after(self.copying, self.automaton.tokens(), foretold);
         }
@@ -194,6 +196,8 @@ impl Drafter {
             if learns {
                 pending.push((token, situation.features(token)));
             }
+            #[cfg(test)]
+            crate::faults::tests::plant(crate::faults::tests::FAULTY_TO_DRAFT, token);
             goes_on(probability)
         });
         self.pending = pending;

@@ -10,7 +10,8 @@
 //! 3. [`acceptance`] says how probable it is that the target model agrees with a token, from its [`features`];
 //! 4. [`policy`] stops where the next token costs more than it brings.
 //!
-//! [`drafter`] runs the loop for one request, [`pool`] for the rows of a batch; [`rows`] recognises those rows.
+//! [`drafter`] runs the loop for one request, [`pool`] for the rows of a batch; [`rows`] recognises those rows, and
+//! [`faults`] keeps a panic in one of them from the others.
 //!
 //! ```
 //! use ngram_spec::{DraftOptions, Drafter};
@@ -43,12 +44,15 @@ pub mod drafter;
 
 mod rows;
 
+pub mod faults;
+
 pub mod pool;
 
 pub use acceptance::AcceptanceModel;
 pub use automaton::{StateId, SuffixAutomaton, TokenId};
 pub use drafter::{Draft, DraftOptions, Drafter};
 pub use error::Error;
+pub use faults::Fault;
 pub use features::{Feature, Features};
 pub use policy::{CostCurve, DraftCost};
 pub use pool::{DrafterPool, PoolOptions, PoolStats, Row};

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use crate::automaton::{MAX_CONTEXT_LEN, TokenId};
 use crate::drafter::{Draft, DraftOptions, Drafter};
 use crate::error::Error;
+use crate::faults::{Fault, Faults, contain};
 use crate::policy::{DraftCost, plan_batch};
 use crate::rows::{Entries, Entry, EntryId};
 
@@ -47,6 +48,15 @@ pub struct Row<'a> {
     pub max_draft_tokens: u32,
 }
 
+/// A row in the course of one call.
+struct Live<'a> {
+    /// None of them where the row has faulted, in this call or too often: an empty row is no work.
+    tokens: &'a [TokenId],
+    max_draft_tokens: u32,
+    entry: Option<EntryId>,
+    draft: Draft,
+}
+
 /// What a pool has done so far and what it holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PoolStats {
@@ -68,6 +78,10 @@ pub struct PoolStats {
     pub num_unindexed_rows: u64,
     /// Rows, counted per call, that held a negative id or were too long.
     pub num_invalid_rows: u64,
+    /// Rows, counted per call, that got no draft because work on them panicked.
+    pub num_row_faults: u64,
+    /// Rows, counted per call, that got no draft because they had faulted three times.
+    pub num_stood_down_rows: u64,
     /// Indexes held.
     pub num_entries: u64,
     /// Bytes that the indexes hold, counted or set aside.
@@ -78,6 +92,10 @@ pub struct PoolStats {
 ///
 /// With the same tokens a row gets the same draft as a fresh [`Drafter`] would give, or none while its index is being
 /// built or has no room.
+///
+/// A panic in the work on a row costs this row its index and its draft in that call, and the other rows nothing. After
+/// three of them the row stands down: any row that begins with the tokens that it had then gets no more drafts, until
+/// none has been seen for 1,000 calls.
 ///
 /// ```
 /// use ngram_spec::{DraftOptions, DrafterPool, PoolOptions, Row};
@@ -93,6 +111,7 @@ pub struct DrafterPool {
     limits: PoolOptions,
     options: Arc<DraftOptions>,
     entries: Entries,
+    faults: Faults,
     /// A live row was dropped for want of room, and none that had an index has left since.
     is_full: bool,
     stats: PoolStats,
@@ -123,6 +142,7 @@ impl DrafterPool {
             limits,
             options: Arc::new(options),
             entries: Entries::default(),
+            faults: Faults::default(),
             is_full: false,
             stats: PoolStats::default(),
         })
@@ -134,26 +154,60 @@ impl DrafterPool {
         self.stats
     }
 
-    /// One draft per row, empty where nothing matches or pays, the row is still being indexed, or it has no room.
+    /// The first fault of a row since this was last asked.
+    pub fn take_fault(&mut self) -> Option<Fault> {
+        self.faults.take()
+    }
+
+    /// One draft per row, empty where nothing matches or pays, the row is still being indexed, it has no room, or work on
+    /// it panicked.
     pub fn propose(&mut self, rows: &[Row<'_>]) -> Vec<Vec<TokenId>> {
         self.stats.num_calls += 1;
-        let tokens: Vec<&[TokenId]> = rows.iter().map(|row| row.tokens).collect();
-        let mut found = self.entries.recognise(self.stats.num_calls, &tokens);
+        let call = self.stats.num_calls;
+        let mut live = self.begin(rows);
+        self.each(&mut live, |pool, at, row| row.entry = pool.entries.stayed(call, at, row.tokens));
+        self.each(&mut live, |pool, _, row| row.entry = row.entry.or_else(|| pool.entries.search(call, row.tokens)));
         self.drop_departed();
 
         let mut budget = MAX_INDEXED_PER_CALL;
-        for (entry, tokens) in found.iter_mut().zip(&tokens) {
-            if entry.is_none() {
-                *entry = self.admit(tokens);
-            }
-            *entry = entry.filter(|&id| self.index(id, tokens, &mut budget));
-        }
+        self.each(&mut live, |pool, _, row| {
+            row.entry = row.entry.or_else(|| pool.admit(row.tokens));
+            row.entry = row.entry.filter(|&id| pool.index(id, row.tokens, &mut budget));
+        });
         self.drop_newest();
 
-        let mut drafts: Vec<Draft> = rows.iter().zip(&found).map(|(row, entry)| self.draft(row, *entry)).collect();
-        self.share(&mut drafts, &found);
-        self.entries.remember(found);
-        drafts.into_iter().map(|draft| draft.token_ids).collect()
+        self.each(&mut live, |pool, _, row| row.draft = pool.draft(row));
+        self.share(&mut live);
+        self.entries.remember(live.iter().map(|row| row.entry).collect());
+        live.into_iter().map(|row| row.draft.token_ids).collect()
+    }
+
+    /// The rows of this call; those that have faulted too often are left without tokens.
+    fn begin<'a>(&mut self, rows: &[Row<'a>]) -> Vec<Live<'a>> {
+        let call = self.stats.num_calls;
+        self.faults.forget_departed(call);
+        let live = rows.iter().map(|&Row { mut tokens, max_draft_tokens }| {
+            if self.faults.has_stood_down(call, tokens) {
+                self.stats.num_stood_down_rows += 1;
+                tokens = &[];
+            }
+            Live { tokens, max_draft_tokens, entry: None, draft: Draft::default() }
+        });
+        live.collect()
+    }
+
+    /// One stage of the work on each row. A panic leaves only the index of its row half changed, which is dropped, and
+    /// the acceptance model that all share with what it had learned until then.
+    fn each<'a>(&mut self, live: &mut [Live<'a>], mut stage: impl FnMut(&mut Self, usize, &mut Live<'a>)) {
+        for (at, row) in live.iter_mut().enumerate() {
+            if let Err(fault) = contain(|| stage(self, at, row)) {
+                self.stats.num_row_faults += 1;
+                self.faults.add(self.stats.num_calls, std::mem::take(&mut row.tokens), fault);
+                if let Some(id) = row.entry.take() {
+                    self.remove(id);
+                }
+            }
+        }
     }
 
     /// Takes the oldest entries without a row out while there are too many.
@@ -253,7 +307,7 @@ impl DrafterPool {
 
     /// The draft of one row: by itself where a token costs the same in every batch, and otherwise as long as it may
     /// get when the batch shares out what pays.
-    fn draft(&mut self, row: &Row<'_>, entry: Option<EntryId>) -> Draft {
+    fn draft(&mut self, row: &Live<'_>) -> Draft {
         if row.max_draft_tokens == 0 {
             return Draft::default();
         }
@@ -262,7 +316,7 @@ impl DrafterPool {
         let limit = row.max_draft_tokens.min(self.options.max_draft_tokens);
         let limit = u32::try_from(room).map_or(limit, |room| limit.min(room));
         let up_to_date = |entry: &&mut Entry| entry.drafter.tokens().len() == row.tokens.len();
-        let Some(entry) = entry.and_then(|id| self.entries.get_mut(id)).filter(up_to_date) else {
+        let Some(entry) = row.entry.and_then(|id| self.entries.get_mut(id)).filter(up_to_date) else {
             return Draft::default();
         };
         let mut draft = match &self.options.draft_cost {
@@ -283,19 +337,25 @@ impl DrafterPool {
     }
 
     /// Cuts the drafts of a batch to what pays together, and counts them.
-    fn share(&mut self, drafts: &mut [Draft], found: &[Option<EntryId>]) {
+    fn share(&mut self, live: &mut [Live<'_>]) {
         if let DraftCost::Curve(curve) = &self.options.draft_cost {
-            let probabilities: Vec<&[f64]> = drafts.iter().map(|draft| &draft.probabilities[..]).collect();
-            let lens = plan_batch(curve, drafts.len(), &probabilities);
-            for ((draft, len), entry) in drafts.iter_mut().zip(lens).zip(found) {
-                if let Some(entry) = entry.and_then(|id| self.entries.get_mut(id)) {
-                    entry.drafter.cut(draft, len);
+            let probabilities: Vec<&[f64]> = live.iter().map(|row| &row.draft.probabilities[..]).collect();
+            let lens = plan_batch(curve, live.len(), &probabilities);
+            for (row, len) in live.iter_mut().zip(lens) {
+                if let Some(entry) = row.entry.and_then(|id| self.entries.get_mut(id)) {
+                    entry.drafter.cut(&mut row.draft, len);
                 }
             }
         }
-        for draft in drafts {
-            self.stats.num_drafts += u64::from(!draft.token_ids.is_empty());
-            self.stats.num_draft_tokens += draft.token_ids.len() as u64;
+        for row in live {
+            self.stats.num_drafts += u64::from(!row.draft.token_ids.is_empty());
+            self.stats.num_draft_tokens += row.draft.token_ids.len() as u64;
         }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn assert_that_stats_add_up(&self) {
+        let num_bytes: Vec<u64> = self.entries.iter().map(|(_, entry)| entry.num_bytes as u64).collect();
+        assert_eq!((num_bytes.len() as u64, num_bytes.iter().sum()), (self.stats.num_entries, self.stats.num_bytes));
     }
 }

@@ -47,6 +47,8 @@ pub(crate) struct Entry {
 impl Entry {
     /// Whether the row begins with the tokens that this index was built from. `stayed`: the row is where it was.
     fn fits(&mut self, row: &[TokenId], stayed: bool) -> bool {
+        #[cfg(test)]
+        row.iter().for_each(|&token| crate::faults::tests::plant(crate::faults::tests::FAULTY_TO_COMPARE, token));
         let known = self.drafter.tokens();
         let len = known.len();
         if len > row.len() {
@@ -95,27 +97,17 @@ pub(crate) struct Entries {
 }
 
 impl Entries {
-    /// Finds the entry of each row, at most one row per entry. Rows without one are new.
-    pub(crate) fn recognise(&mut self, call: u64, rows: &[&[TokenId]]) -> Vec<Option<EntryId>> {
-        let hints = std::mem::take(&mut self.hints);
-        let mut found: Vec<Option<EntryId>> = (0..rows.len())
-            .map(|at| {
-                let id = hints.get(at).copied().flatten()?;
-                let entry = self.entries[id.index()].as_mut()?;
-                // After a jump another entry may know more of the row, so that one is searched for.
-                (entry.continues(rows[at].len()) && entry.fits(rows[at], true)).then(|| self.claim(id, call))
-            })
-            .collect();
-        for (at, row) in rows.iter().enumerate() {
-            if found[at].is_none() {
-                found[at] = self.search(row, call).map(|id| self.claim(id, call));
-            }
-        }
-        found
+    /// Claims the entry that was in this place in the last call, where the row goes on with it. All rows that stayed come
+    /// before those that are searched for, and no entry serves two rows.
+    pub(crate) fn stayed(&mut self, call: u64, at: usize, row: &[TokenId]) -> Option<EntryId> {
+        let id = self.hints.get(at).copied().flatten()?;
+        let entry = self.entries[id.index()].as_mut()?;
+        // After a jump another entry may know more of the row, so that one is searched for.
+        (entry.continues(row.len()) && entry.fits(row, true)).then(|| self.claim(id, call))
     }
 
-    /// The longest unclaimed entry that the row begins with.
-    fn search(&mut self, row: &[TokenId], call: u64) -> Option<EntryId> {
+    /// Claims the longest unclaimed entry that the row begins with. A row without one is new.
+    pub(crate) fn search(&mut self, call: u64, row: &[TokenId]) -> Option<EntryId> {
         let mut candidates: Vec<EntryId> = (0..u32_from(self.keys.len()))
             .filter(|&at| {
                 let Key { len, last_token } = self.keys[at as usize];
@@ -124,9 +116,10 @@ impl Entries {
             .map(EntryId)
             .collect();
         candidates.sort_by_key(|id| std::cmp::Reverse(self.keys[id.index()].len));
-        candidates.into_iter().find(|id| {
+        let found = candidates.into_iter().find(|id| {
             self.entries[id.index()].as_mut().is_some_and(|entry| entry.last_call != call && entry.fits(row, false))
-        })
+        });
+        found.map(|id| self.claim(id, call))
     }
 
     fn claim(&mut self, id: EntryId, call: u64) -> EntryId {
