@@ -22,6 +22,7 @@ def test_each_row_gets_the_draft_of_a_fresh_drafter() -> None:
     assert pool.propose(ROWS, [6, 4, 3]) == expected
     assert pool.propose(ROWS, np.array([6, 4, 3], dtype=np.int64)) == expected
     assert all(expected)
+    assert pool.take_fault() is None
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])

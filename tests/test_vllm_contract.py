@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -278,6 +278,76 @@ def test_faults_far_apart_do_not_make_it_stand_down(monkeypatch: pytest.MonkeyPa
             proposer.propose([[5]], num_tokens, token_ids)
     assert proposer.num_faults == MAX_FAULTS + 1
     assert propose(proposer, [PERIODIC])[0]
+
+
+class FaultyInRows:
+    """A pool whose first row faults in the steps that `faults` says; the tests in Rust have real panics."""
+
+    def __init__(self, proposer: NgramSpecProposer, faults: Sequence[tuple[str, str] | None]) -> None:
+        self.pool: Any = proposer._pool
+        self.faults = list(faults)
+        proposer._pool = cast(Any, self)
+
+    def propose(self, *args: object) -> list[list[int]]:
+        drafts: list[list[int]] = self.pool.propose(*args)
+        return [[], *drafts[1:]] if self.faults[0] else drafts
+
+    def take_fault(self) -> tuple[str, str] | None:
+        return self.faults.pop(0)
+
+    def stats(self) -> dict[str, int]:
+        stats: dict[str, int] = self.pool.stats()
+        return stats
+
+
+ROW_FAULT = ("index out of bounds: the len is 3 but the index is 31337", "src/automaton.rs:88:17")
+
+
+def test_a_fault_in_a_row_costs_that_row_its_draft_and_is_logged_with_its_cause(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    proposer = NgramSpecProposer(vllm_config())
+    FaultyInRows(proposer, [ROW_FAULT, None])
+    assert propose(proposer, [PERIODIC, PERIODIC]) == [[], [1, 2, 3, 4, 5, 1, 2, 3]]
+    assert all(propose(proposer, [PERIODIC, PERIODIC]))
+    stats = proposer.stats()
+    assert (stats["num_faults"], stats["num_steps"], stats["num_sampled_rows"]) == (1, 2, 4)
+    told = [record.getMessage() for record in caplog.records if "fault 1" in record.getMessage()]
+    assert len(told) == 1
+    assert "a row without a draft" in told[0]
+    assert "index out of bounds: the len is # but the index is #" in told[0]
+    assert "at src/automaton.rs:88:17" in told[0]
+    assert "31337" not in caplog.text
+
+
+def test_steps_in_which_rows_fault_make_it_stand_down_for_good_like_any_others(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("ngram_spec.vllm.NUM_CLEAN_STEPS", 1)  # a step with a fault is not clean
+    proposer = NgramSpecProposer(vllm_config())
+    num_steps = MAX_FAULTS - 1
+    FaultyInRows(proposer, [ROW_FAULT] * num_steps)
+    caplog.clear()
+    for _ in range(num_steps):
+        assert propose(proposer, [PERIODIC, PERIODIC])[1]
+    assert [record.args[0] for record in caplog.records if isinstance(record.args, tuple)] == [1, 2, 4, 8]
+    assert not proposer.has_stood_down
+    monkeypatch.setattr(proposer, "_pool", Faulty(ValueError("no")))
+    propose(proposer, [PERIODIC])
+    assert proposer.has_stood_down
+    assert caplog.text.count("stands down") == 1
+
+
+def test_the_three_faults_of_one_row_do_not_add_up_to_those_of_another_long_after(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("ngram_spec.vllm.NUM_CLEAN_STEPS", 20)
+    proposer = NgramSpecProposer(vllm_config())
+    FaultyInRows(proposer, ([ROW_FAULT] * 3 + [None] * 20) * MAX_FAULTS)
+    num_tokens, token_ids = buffers([PERIODIC])
+    for _ in range(23 * MAX_FAULTS):
+        proposer.propose([[5]], num_tokens, token_ids)
+    assert (proposer.num_faults, proposer.has_stood_down) == (3 * MAX_FAULTS, False)
 
 
 def on_rank(rank: int, executor: str, options: object = None, **sizes: int) -> SimpleNamespace:

@@ -66,8 +66,9 @@ class NgramSpecProposer:
     """Draft tokens for every row of vLLM's batch, once per step; what it returns or raises stops no engine.
 
     vLLM makes one in its model runner, on each tensor-parallel rank of the last pipeline stage; a rank whose
-    drafts vLLM does not ask for makes none. `num_faults` counts the steps that went without drafts because
-    drafting failed. After 16 such steps, with never 1,000 good ones between two of them, the proposer stands
+    drafts vLLM does not ask for makes none. A fault in the work on a row costs this row its draft, and after
+    three of them it gets no more; any other fault costs the step all drafts. `num_faults` counts the steps
+    with a fault of either kind. After 16 of them, with never 1,000 good ones between two, the proposer stands
     down: it drafts nothing more until vLLM is restarted, and the server goes on.
 
     Raises:
@@ -150,7 +151,10 @@ class NgramSpecProposer:
             else:
                 num_tokens = num_tokens_no_spec[:num_rows]
                 drafts = self._pool.propose(token_ids_cpu, num_tokens, num_sampled, self._caps.at(num_rows))
-                self._num_clean_steps += 1
+                if (row_fault := self._pool.take_fault()) is None:
+                    self._num_clean_steps += 1
+                else:
+                    self._report("a row without a draft", *row_fault)
             self._num_sampled_rows += num_rows - num_sampled.count(0)
             self._num_emitted_tokens += sum(num_sampled)
             if self._is_output_rank and self._num_steps % NUM_STEPS_PER_SUMMARY == 0:
@@ -160,7 +164,10 @@ class NgramSpecProposer:
             # A panic of the native module is no Exception; what else is none (Ctrl-C, exit) is no fault.
             if not isinstance(fault, Exception) and type(fault).__name__ != "PanicException":
                 raise
-            self._report(fault, sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
+            arguments = (sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
+            called_with = ", ".join(_layout(argument) for argument in arguments)
+            cause = f"{type(fault).__name__}: {str(fault) or 'no message'}"
+            self._report(f"a step without drafts, called with {called_with}", cause, _place_of(fault))
             return [[] for _ in sampled_token_ids] if isinstance(sampled_token_ids, Sequence) else []
         finally:
             self._drafter_ns += time.perf_counter_ns() - started
@@ -215,7 +222,7 @@ class NgramSpecProposer:
         if logger.isEnabledFor(logging.DEBUG):
             logger.debug("ngram-spec: %s", vllm_metrics.summary(self.stats()))
 
-    def _report(self, fault: BaseException, *arguments: object) -> None:
+    def _report(self, cost: str, cause: str, place: str) -> None:
         self.num_faults += 1
         if self._num_clean_steps >= NUM_CLEAN_STEPS:
             self._num_recent_faults = 0
@@ -229,20 +236,9 @@ class NgramSpecProposer:
             )
         if self.num_faults & (self.num_faults - 1):
             return  # a fault at every step would flood the log: tell the 1st, 2nd, 4th, 8th, ...
-        frame = fault.__traceback__
-        while frame is not None and frame.tb_next is not None:
-            frame = frame.tb_next
-        place = f"{Path(frame.tb_frame.f_code.co_filename).name}:{frame.tb_lineno}" if frame else "?"
         # A number in the message may be a token id, and token ids are the users' text.
-        cause = re.sub(r"\d+", "#", str(fault)) or "no message"
-        logger.warning(
-            "ngram-spec: fault %d, a step without drafts, same output: %s at %s: %s; called with %s",
-            self.num_faults,
-            type(fault).__name__,
-            place,
-            cause,
-            ", ".join(_layout(argument) for argument in arguments),
-        )
+        cause = re.sub(r"\d+", "#", cause)
+        logger.warning("ngram-spec: fault %d, same output, %s: %s at %s", self.num_faults, cost, cause, place)
 
 
 class _BatchSizeCaps:
@@ -318,6 +314,13 @@ def _eos_token_ids(model_config: Any) -> list[int]:
     ):
         token_ids.update([eos] if isinstance(eos, int) else eos or ())
     return sorted(token_ids)
+
+
+def _place_of(fault: BaseException) -> str:
+    frame = fault.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    return f"{Path(frame.tb_frame.f_code.co_filename).name}:{frame.tb_lineno}" if frame else "?"
 
 
 def _layout(argument: object) -> str:

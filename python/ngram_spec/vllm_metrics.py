@@ -25,7 +25,9 @@ COUNTERS = {
         "invalid_rows",
         "rows without a draft for a negative id or more tokens than the limit",
     ),
-    "num_faults": ("faults", "steps without drafts because drafting failed"),
+    "num_row_faults": ("row_faults", "rows without a draft because drafting failed for them alone"),
+    "num_stood_down_rows": ("stood_down_rows", "rows without a draft because it had failed three times"),
+    "num_faults": ("faults", "steps in which drafting failed, for one row or for all"),
 }
 GAUGES = {
     "num_bytes": ("index_bytes", "bytes of all indexes"),
