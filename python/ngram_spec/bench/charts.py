@@ -8,7 +8,7 @@ from typing import Any
 
 from markupsafe import Markup
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, PercentFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator, PercentFormatter
 
 from ngram_spec.bench.drawing import INK, LINE, SOFT, SURFACE, Look, as_svg, looks, mark
 from ngram_spec.bench.figures import bounds, load, number, ratio, share
@@ -17,7 +17,7 @@ from ngram_spec.bench.summary import Cell, Histogram, Percentiles, Summary
 
 # In points, which the page scales to the width that it has: on a phone to a little less than one pixel each.
 WIDTH, HEIGHT = 360, 230
-STRIP_HEIGHT = 13
+HILLS_HEIGHT, STRIP_HEIGHT, AXIS_HEIGHT = 150, 13, 40
 FONT_SIZE = 12
 
 
@@ -42,7 +42,7 @@ def speedup_chart(summary: Summary, workload: str) -> Chart | None:
     arms = tuple(name for name in styles if any(cell.arm == name for cell in cells))
     concurrencies = sorted({cell.concurrency for cell in cells})
     place = _places(concurrencies, arms)
-    figure, panel = _new_figure(HEIGHT)
+    figure, panel = _new_figure()
 
     ends = [1.0, *(end for cell in valid if cell.speedup for end in (cell.speedup.low, cell.speedup.high))]
     margin = max(0.14 * (max(ends) - min(ends)), 0.04)
@@ -111,12 +111,10 @@ def latency_chart(summary: Summary, workload: str, concurrency: int) -> Chart | 
     styles = looks(summary.settings.arms)
     arms = tuple(cell.arm for cell, _, _ in drawn)
     strip_height = STRIP_HEIGHT * len(arms) + 8
-    figure = Figure(
-        figsize=(WIDTH / 72, (HEIGHT - 40 + strip_height) / 72), facecolor="none", layout="constrained"
-    )
-    above, strip = figure.subplots(
-        2, 1, sharex=True, height_ratios=(HEIGHT - 90, strip_height), gridspec_kw={"hspace": 0}
-    )
+    height = HILLS_HEIGHT + strip_height + AXIS_HEIGHT
+    figure = Figure(figsize=(WIDTH / 72, height / 72), facecolor="none")
+    above = _panel(figure, (14, AXIS_HEIGHT + strip_height, 14, 4))
+    strip = _panel(figure, (14, AXIS_HEIGHT, 14, HILLS_HEIGHT))
     sentences = []
     ends: list[float] = []
     for row, (cell, itl, bars) in enumerate(drawn):
@@ -132,23 +130,20 @@ def latency_chart(summary: Summary, workload: str, concurrency: int) -> Chart | 
             ends += _draw_range(strip, row + 0.42, gap, look, bars.edges[0], is_filled=False)
             sentence += f"; chunk gap p50 {number(gap.p50)} ms, p95 {number(gap.p95)} ms"
         sentences.append(f"{sentence}.")
-    for panel in (above, strip):
-        _undecorate(panel)
-        panel.set_yticks([])
-        panel.spines["left"].set_visible(False)
-        panel.grid(axis="x", color=LINE, linewidth=0.8)
-    above.set_ylim(bottom=0)
-    above.tick_params(axis="x", which="both", length=0, labelbottom=False)
-    strip.set_ylim(len(arms) - 0.1, -0.5)
-    strip.set_xscale("log")
     # So wide that at least one of 1, 2 and 5 is on the axis.
     margin = max(1.15, math.sqrt(4 * min(ends) / max(ends)))
-    strip.set_xlim(min(ends) / margin, max(ends) * margin)
     is_wide = max(ends) / min(ends) > 60
-    strip.xaxis.set_major_locator(LogLocator(subs=(1,) if is_wide else (1, 2, 5)))
-    strip.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    strip.xaxis.set_minor_formatter(NullFormatter())
-    strip.tick_params(axis="x", which="minor", length=0)
+    for panel in (above, strip):
+        panel.set_yticks([])
+        panel.set_xscale("log")
+        panel.set_xlim(min(ends) / margin, max(ends) * margin)
+        panel.xaxis.set_major_locator(LogLocator(subs=(1,) if is_wide else (1, 2, 5)))
+        panel.xaxis.set_minor_locator(NullLocator())
+        panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        panel.grid(axis="x", color=LINE, linewidth=0.8)
+    above.set_ylim(bottom=0)
+    above.tick_params(axis="x", length=0, labelbottom=False)
+    strip.set_ylim(len(arms) - 0.1, -0.5)
     strip.set_xlabel("milliseconds", fontsize=FONT_SIZE, color=SOFT)
     title = _title(summary, f"Time per output token, {workload}, {concurrency} at once")
     return _chart(figure, title, sentences, arms)
@@ -168,7 +163,7 @@ def acceptance_chart(summary: Summary, workload: str) -> Chart | None:
     if not drawn:
         return None
     styles = looks(summary.settings.arms)
-    figure, panel = _new_figure(HEIGHT)
+    figure, panel = _new_figure()
     sentences = []
     for cell, shares in drawn:
         look = styles[cell.arm]
@@ -194,21 +189,25 @@ def _title(summary: Summary, title: str) -> str:
     return f"Modelled: {title[0].lower()}{title[1:]}" if summary.is_modelled else title
 
 
-def _new_figure(height: float) -> tuple[Figure, Any]:
-    figure = Figure(figsize=(WIDTH / 72, height / 72), facecolor="none", layout="constrained")
-    panel = figure.subplots()
-    _undecorate(panel)
+def _new_figure() -> tuple[Figure, Any]:
+    figure = Figure(figsize=(WIDTH / 72, HEIGHT / 72), facecolor="none")
+    # Room for what stands at the left of the axis, below it, at its right ("off") and above it (break-even).
+    panel = _panel(figure, (42, AXIS_HEIGHT, 24, 20))
     panel.grid(axis="y", color=LINE, linewidth=0.8)
     return figure, panel
 
 
-def _undecorate(panel: Any) -> None:
-    panel.set_facecolor("none")
-    panel.set_axisbelow(True)
+def _panel(figure: Figure, margins: tuple[float, float, float, float]) -> Any:
+    """Return axes with so many points around them, at the left, below, at the right and above."""
+    left, below, right, above = margins
+    width, height = 72 * figure.get_figwidth(), 72 * figure.get_figheight()
+    box = (left / width, below / height, 1 - (left + right) / width, 1 - (below + above) / height)
+    panel = figure.add_axes(box, facecolor="none", axisbelow=True)
     panel.spines[["top", "right", "left"]].set_visible(False)
     panel.spines["bottom"].set_color(LINE)
     panel.tick_params(labelsize=FONT_SIZE, color=LINE, labelcolor=SOFT, length=3)
     panel.tick_params(axis="y", length=0)
+    return panel
 
 
 def _places(concurrencies: Sequence[int], arms: Sequence[str]) -> Callable[[Cell], float]:

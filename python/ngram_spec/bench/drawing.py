@@ -53,15 +53,16 @@ def looks(arms: Sequence[Arm]) -> dict[str, Look]:
     return found
 
 
-def legend_mark(look: Look) -> Markup:
-    """Return the few pixels that stand in front of an arm's name in a legend."""
+def legend_mark(look: Look, name: str) -> Markup:
+    """Return the few pixels that stand in front of an arm's name, as a symbol to be used under that id."""
     figure = Figure(figsize=(26 / 72, 12 / 72), facecolor="none")
     panel = figure.add_axes((0, 0, 1, 1))
     panel.axis("off")
     panel.set_xlim(0, 2)
     panel.plot([0.1, 1, 1.9], [0, 0, 0], color=look.colour, linestyle=look.dash, linewidth=2)
     panel.plot([1], [0], **mark(look))
-    return as_svg(figure, None)
+    box, drawn = _drawn(figure, salt=name)
+    return Markup(f'<symbol id="{escape(name)}" {box}>{drawn.replace("</svg>", "</symbol>")}')
 
 
 def mark(look: Look) -> dict[str, Any]:
@@ -78,11 +79,17 @@ def mark(look: Look) -> dict[str, Any]:
     }
 
 
-def as_svg(figure: Figure, description: str | None) -> Markup:
-    """Return the figure as an SVG element with the colours of the page; None: it means nothing alone."""
+def as_svg(figure: Figure, description: str) -> Markup:
+    """Return the figure as an SVG element that takes its colours from the page."""
+    box, drawn = _drawn(figure, salt=description)
+    return Markup(f'<svg {box} role="img" aria-label="{escape(description)}">{drawn}')
+
+
+def _drawn(figure: Figure, salt: str) -> tuple[str, str]:
+    """Return the figure's view box, and what stands behind the opening tag of its SVG."""
     file = io.StringIO()
     # Ids are hashes with this salt: two pictures on one page must not share them.
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": description or "legend"}):
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": salt}):
         figure.savefig(file, format="svg", metadata={"Date": None})
     drawn = file.getvalue()
     box = re.search(r'viewBox="[^"]*"', drawn)
@@ -93,5 +100,4 @@ def as_svg(figure: Figure, description: str | None) -> Markup:
     drawn = re.sub(r'<g id="[^"]*"', "<g", drawn)
     drawn = re.sub(r" font-family: [^;\"]*;?", "", drawn)
     drawn = re.sub(r"#00f[12][0-9a-f]{2}", lambda match: f"var(--{_VARIABLES[match[0]]})", drawn)
-    words = 'aria-hidden="true"' if description is None else f'role="img" aria-label="{escape(description)}"'
-    return Markup(f"<svg {box[0]} {words}>{drawn}")
+    return box[0], drawn

@@ -23,7 +23,7 @@ class LatencyCharts:
 
     workload: str
     ends: list[Chart]
-    between: list[Chart]
+    between: dict[int, Chart]
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,7 @@ def render_page(run: Run | None, summary: Summary) -> str:
     environment.filters["capital"] = lambda text: text[:1].upper() + text[1:]
     environment.filters["command"] = shlex.join
     workloads = figures.by_workload(summary.cells)
+    arms = looks(summary.settings.arms)
     columns = figures.shown_columns(summary)
     groups = itertools.groupby(columns, key=lambda column: column.group)
     return environment.get_template("page.html").render(
@@ -78,7 +79,8 @@ def render_page(run: Run | None, summary: Summary) -> str:
         columns=columns,
         groups=[(name, len(list(members))) for name, members in groups],
         hidden=[column for column in figures.COLUMNS if column not in columns],
-        marks={name: legend_mark(look) for name, look in looks(summary.settings.arms).items()},
+        marks=[legend_mark(look, f"mark-{place}") for place, look in enumerate(arms.values())],
+        places={arm: place for place, arm in enumerate(arms)},
         speedups=_present(speedup_chart(summary, workload) for workload in workloads),
         latencies=[_latency_charts(summary, workload, cells) for workload, cells in workloads.items()],
         acceptances=_present(acceptance_chart(summary, workload) for workload in workloads),
@@ -97,8 +99,10 @@ def _present(charts: Iterable[Chart | None]) -> list[Chart]:
 
 def _latency_charts(summary: Summary, workload: str, cells: list[Cell]) -> LatencyCharts:
     loads = sorted({cell.concurrency for cell in cells})
-    charts = _present(latency_chart(summary, workload, concurrency) for concurrency in loads)
-    return LatencyCharts(workload, charts[:1] + charts[1:][-1:], charts[1:-1])
+    drawn = {concurrency: latency_chart(summary, workload, concurrency) for concurrency in loads}
+    charts = {concurrency: chart for concurrency, chart in drawn.items() if chart is not None}
+    ends = [charts.pop(concurrency) for concurrency in dict.fromkeys((*[*charts][:1], *[*charts][-1:]))]
+    return LatencyCharts(workload, ends, charts)
 
 
 def _memory(summary: Summary) -> Memory:
