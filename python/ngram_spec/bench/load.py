@@ -25,6 +25,7 @@ MAX_LINE_BYTES = 2**26
 # A server that fails so often in a row is not asked on: it would take as many timeouts as there are prompts.
 MIN_FAILURES_IN_A_ROW = 3
 NUM_TRIAL_TOKENS = 8
+USAGE_AT_END = "the usage came only at the end of the stream"
 COMPLETIONS = "completions"
 
 CountedBy = Literal["ids", "usage"]
@@ -65,12 +66,14 @@ def ask_all(endpoint: Endpoint, prompts: Sequence[Prompt], concurrency: int) -> 
     Returns the seconds from the first request to the end of the last answer, and an answer for each prompt.
 
     Raises:
-        LoadError: so many requests failed in a row that the rest was not asked.
+        LoadError: all requests failed, or so many in a row that the rest was not asked.
     """
     exchanges = asyncio.run(_exchange_all(endpoint, prompts, concurrency))
-    return max(exchange.finished_at for exchange in exchanges), [
-        _answer(exchange, endpoint.counted_by) for exchange in exchanges
-    ]
+    answers = [_answer(exchange, endpoint.counted_by) for exchange in exchanges]
+    failed = [answer.error for answer in answers if answer.error is not None]
+    if len(answers) < len(prompts) or len(failed) == len(prompts):
+        raise LoadError(f"{len(failed)} of {len(answers)} requests failed, the last with: {failed[-1]}")
+    return max(exchange.finished_at for exchange in exchanges), answers
 
 
 def find_counting(endpoint: Endpoint, prompt: Prompt) -> CountedBy:
@@ -84,13 +87,13 @@ def find_counting(endpoint: Endpoint, prompt: Prompt) -> CountedBy:
     choices: tuple[CountedBy, ...] = ("ids", "usage")
     for counted_by in choices:
         trial = replace(endpoint, counted_by=counted_by, max_tokens=NUM_TRIAL_TOKENS)
-        (exchange,) = asyncio.run(_exchange_all(trial, [prompt], 1, raise_errors=False))
+        (exchange,) = asyncio.run(_exchange_all(trial, [prompt], 1))
         answer = _answer(exchange, counted_by)
         if answer.error is None and answer.num_output_tokens:
             return counted_by
         refused.append(answer.error or "no tokens came")
-    if exchange.error is not None:
-        raise LoadError(exchange.error)
+    if answer.error not in (None, USAGE_AT_END):
+        raise LoadError(answer.error)
     raise NgramSpecError(
         f"{endpoint.url}: a server must return token ids (return_token_ids) or its usage with each chunk "
         f"(stream_options.continuous_usage_stats), as vLLM does, or its tokens cannot be counted; "
@@ -127,9 +130,8 @@ def logprob_gap(endpoint: Endpoint, token_ids: Sequence[int]) -> float | None:
         return None
 
 
-async def _exchange_all(
-    endpoint: Endpoint, prompts: Sequence[Prompt], concurrency: int, raise_errors: bool = True
-) -> list[Exchange]:
+async def _exchange_all(endpoint: Endpoint, prompts: Sequence[Prompt], concurrency: int) -> list[Exchange]:
+    """Return the exchanges in the order of the prompts; fewer where too many failed in a row."""
     exchanges: list[Exchange] = []
     waiting: Iterator[Prompt] = iter(prompts)
     max_failures = max(concurrency, MIN_FAILURES_IN_A_ROW)
@@ -148,9 +150,6 @@ async def _exchange_all(
     async with _session(endpoint, concurrency) as session:
         started_at = time.perf_counter()
         await asyncio.gather(*(client(session) for _ in range(min(concurrency, len(prompts)))))
-    failed = [exchange.error for exchange in exchanges if exchange.error is not None]
-    if raise_errors and (num_failures >= max_failures or len(failed) == len(prompts)):
-        raise LoadError(f"{len(failed)} of {len(exchanges)} requests failed, the last with: {failed[-1]}")
     return exchanges
 
 
@@ -272,7 +271,7 @@ class _Reader:
             num_tokens = usage["completion_tokens"] - self.num_output_tokens
             # A usage that comes once, at the end, does not say when the tokens came.
             if num_tokens and not chunk["choices"]:
-                self.error = "the usage came only at the end of the stream"
+                self.error = USAGE_AT_END
                 return
         if num_tokens:
             self.num_output_tokens += num_tokens

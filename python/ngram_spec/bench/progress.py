@@ -33,18 +33,19 @@ class RunProgress:
         with self._bar:
             yield
 
-    def plan(self, num_blocks: int) -> None:
-        """So many blocks more are to be measured, or fewer, where it is negative."""
-        self._num_blocks += num_blocks
-        self._bar.update(self._task, total=self._num_blocks)
+    def left(self, num_blocks: int) -> None:
+        """So many blocks are yet to be measured, as far as is known."""
+        self._num_blocks = self._num_done + num_blocks
+        left = self._time_left() if self._num_done else ""
+        self._bar.update(self._task, total=self._num_blocks, completed=self._num_done, left=left)
 
     def starting(self, arm: str, round_number: int) -> None:
         """A server is about to start."""
         what = f"round {round_number + 1}: starting {arm}"
         self._bar.update(self._task, description=what)
         if not self._console.is_terminal:
-            left = f", {self._left()}" if self._num_done else ""
-            self.say(f"{what} ({self._num_done} of {self._num_blocks} blocks measured{left})")
+            time_left = f", {self._time_left()}" if self._num_done else ""
+            self.say(f"{what} ({self._num_done} of {self._num_blocks} blocks measured{time_left})")
 
     def measuring(self, what: str) -> None:
         """A block is about to be measured."""
@@ -53,13 +54,12 @@ class RunProgress:
     def block_done(self) -> None:
         """A block was measured."""
         self._num_done += 1
-        self._bar.update(self._task, completed=self._num_done, left=self._left())
 
     def say(self, text: str, style: str = "") -> None:
         """Print a line that stays."""
         self._console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
 
-    def _left(self) -> str:
+    def _time_left(self) -> str:
         elapsed = time.monotonic() - self._began_at
         # With the starts of servers in it, since each block needs its share of one.
         seconds = elapsed / self._num_done * (self._num_blocks - self._num_done)

@@ -140,28 +140,32 @@ class _Bench:
     def measure_round(self, number: int) -> None:
         """Measure what of one round is not measured yet."""
         self._rounds_began_at.append(time.monotonic())
-        arms = self.arms if number % 2 == 0 else self.arms[::-1]
-        left = {arm.name: self._places_left(arm, number) for arm in arms if arm.name not in self._failed}
-        self.progress.plan(sum(map(len, left.values())))
+        self._show_left(number)
+        arms = [arm for arm in self.arms[:: -1 if number % 2 else 1] if arm.name not in self._failed]
         if self.plan.settings.urls is None:
             for arm in arms:
-                if left.get(arm.name) and OFF not in self._failed:
-                    self._measure_start(arm, number, left[arm.name])
-        elif any(left.values()):
-            self._measure_attached([arm for arm in arms if left.get(arm.name)], number)
+                if self._places_left(arm, number) and OFF not in self._failed:
+                    self._measure_start(arm, number)
+        elif any(self._places_left(arm, number) for arm in arms):
+            self._measure_attached(arms, number)
 
     def _places_left(self, arm: Arm, number: int) -> list[Place]:
+        if arm.name in self._failed:
+            return []
         return [place for place in self.places if (arm.name, number, place) not in self._measured]
 
-    def _measure_start(self, arm: Arm, number: int, places: Sequence[Place]) -> None:
-        num_left = len(places)
+    def _show_left(self, number: int) -> None:
+        """Tell how many blocks are left of this round and of the one that mirrors it."""
+        rounds = [number] if number % 2 or number + 1 == self.plan.max_rounds else [number, number + 1]
+        self.progress.left(sum(len(self._places_left(arm, one)) for arm in self.arms for one in rounds))
+
+    def _measure_start(self, arm: Arm, number: int) -> None:
         with self._failing(arm, number), self._started(arm, number) as server:
-            for place in places:
+            for place in self._places_left(arm, number):
                 self._measure_block(server, place)
-                num_left -= 1
             if arm.name == OFF:
                 self._probe(server)
-        self.progress.plan(-num_left)
+        self._show_left(number)
 
     def _measure_attached(self, arms: Sequence[Arm], number: int) -> None:
         servers: dict[str, Served] = {}
@@ -170,7 +174,7 @@ class _Bench:
                 servers[arm.name] = self._attached(arm, number)
         for place in self.places:
             for arm in arms:
-                if arm.name not in self._failed and (arm.name, number, place) not in self._measured:
+                if place in self._places_left(arm, number):
                     with self._failing(arm, number):
                         self._measure_block(servers[arm.name], place)
         if OFF in servers and OFF not in self._failed:
@@ -228,6 +232,7 @@ class _Bench:
         self._keep(block)
         self._measured.add(_key(block))
         self.progress.block_done()
+        self._show_left(block.round)
 
     @contextmanager
     def _failing(self, arm: Arm, number: int) -> Iterator[None]:

@@ -71,7 +71,7 @@ class Workload:
         """
         own = self.prompts[group::num_groups]
         others = [prompt for prompt in self.prompts if prompt not in own]
-        num_requests = max(len(own), NUM_REQUESTS_PER_CLIENT * concurrency)
+        num_requests = len(own) if concurrency == 1 else max(len(own), NUM_REQUESTS_PER_CLIENT * concurrency)
         return list(islice(cycle([*own, *others]), num_requests))
 
 
