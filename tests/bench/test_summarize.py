@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from made_up_runs import SPEC, SUFFIX, WORKLOAD, made_up_run
+from made_up_runs import SPEC, SUFFIX, WORKLOAD, made_up_run, one_token_repeated
 from ngram_spec import NgramSpecError
 from ngram_spec.bench.records import (
     OFF,
@@ -100,6 +100,13 @@ def test_a_cell_holds_ratios_over_both_baselines_and_the_baseline_none() -> None
     assert spec.tpot_ratio.estimate == pytest.approx(0.462 / 0.59)
     assert (spec.measures.num_starts, spec.measures.num_blocks) == (2, 12)
     assert spec.measures.kv_cache_tokens == 1000
+
+
+def test_nothing_is_said_against_an_off_v1_whose_own_answers_are_invalid() -> None:
+    run = made_up_run({OFF_V1: {1: 0.9}, SPEC: {1: 1.25}}, outputs={OFF_V1: one_token_repeated})
+    _, v1, spec = summarize(run).cells
+    assert v1.verdict == "invalid"
+    assert (spec.verdict, spec.speedup_over_off_v1) == ("on", None)
 
 
 def test_the_checklist_answers_five_questions_with_numbers_of_the_run() -> None:
