@@ -106,6 +106,12 @@ def test_every_chart_is_there_and_says_in_words_what_it_shows(page: str) -> None
     assert f"{SPEC} breaks even at about 23 requests at once." in rag
 
 
+def test_the_legend_says_which_arm_is_invalid_where(page: str) -> None:
+    charts = re.findall(r"<figcaption>(.*?)</figcaption>(.*?)</ul>", page, flags=re.DOTALL)
+    named = [title for title, legend in charts if "suffix (invalid)" in legend]
+    assert named == ["Time per output token, rag, 16 at once"]
+
+
 def test_colours_are_those_of_the_page_and_no_other(page: str) -> None:
     drawn = "".join(re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL))
     assert re.findall(r"#[0-9a-fA-F]{6}\b", drawn) == []
@@ -178,6 +184,7 @@ def test_a_modelled_summary_says_so_at_the_top_and_over_every_chart() -> None:
     assert all(caption.startswith("Modelled: ") for caption in captions)
     assert all(one.startswith("Modelled: ") for one in Outline(page).pictures)
     assert RUN_FILE not in page
+    assert "No engine ran, so there was nothing to check." in page
 
 
 def test_a_measured_summary_does_not_speak_of_a_model(page: str) -> None:
@@ -194,7 +201,7 @@ def test_what_nobody_knows_is_said_and_leaves_no_empty_chart() -> None:
         "No arm could be compared with arm off.",
         "No stream was timed.",
         "The server does not tell what was accepted at which position.",
-        "Nothing here can tell what memory the servers took.",
+        "What memory each arm takes is not known here.",
         "Not known in this run: speed-up, 95% interval, ITL p50",
     ):
         assert sentence in page

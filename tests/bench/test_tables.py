@@ -4,11 +4,13 @@ import io
 import re
 
 import pytest
-from ngram_spec.bench.figures import MODELLED, headline, load, number, size
+from ngram_spec.bench.figures import MODELLED, extra_memory, headline, load, number, size
 from ngram_spec.bench.summary import Summary
 from ngram_spec.bench.tables import REPORT_WIDTH, print_summary
 from rich.console import Console
 from summaries import SPEC, bare_measures, cell, interval, measures, recommendation, summary
+
+SPEEDS, DRAFTS = "Speed / Latency in ms", "Drafts / Memory at its peak / Outputs"
 
 
 def printed(of: Summary, width: int | None = None) -> str:
@@ -50,11 +52,18 @@ def test_sizes_and_loads_are_written_in_units_that_suit_them() -> None:
     assert (load(23.04), load(1.55)) == ("23", "1.6")
 
 
+def test_memory_that_is_about_the_same_is_not_called_less() -> None:
+    one = recommendation("rag", SPEC, None).model_copy(update={"extra_process_bytes": -1000})
+    assert extra_memory(one) == "Memory against off: +0 MiB of main memory, +0 MiB of GPU memory"
+    less = one.model_copy(update={"extra_process_bytes": -(3 * 2**20), "extra_gpu_bytes": None})
+    assert extra_memory(less) == "Memory against off: -3 MiB of main memory"
+
+
 def test_the_verdict_is_printed_before_any_figure() -> None:
     text = printed(summary())
     assert text.startswith("Speculation pays on 2 of 3 workloads\n")
     verdicts = text.index("\ncode edit: on up to about 45\n"), text.index("\nrag: on up to about 23\n")
-    assert max(*verdicts, text.index("\nchat: off\n")) < text.index("Speed, and latency")
+    assert max(*verdicts, text.index("\nchat: off\n")) < text.index(SPEEDS)
     for recommended in summary().recommendations:
         for reason in recommended.reasons:
             assert reason in text
@@ -87,7 +96,7 @@ def test_flags_stand_on_one_line_however_long_they_are() -> None:
 def test_each_cell_has_its_row_with_its_figures() -> None:
     of = summary()
     text = printed(of)
-    speed, drafts = rows(text, "Speed, and latency in ms"), rows(text, "Drafts, memory at its peak, outputs")
+    speed, drafts = rows(text, SPEEDS), rows(text, DRAFTS)
     assert len(speed) == len(drafts) == len(of.cells) == 60
     fast = next(one for one in of.cells if (one.workload, one.concurrency, one.arm) == ("rag", 4, SPEC))
     assert fast.speedup is not None
@@ -122,7 +131,7 @@ def test_each_cell_has_its_row_with_its_figures() -> None:
 
 def test_a_cell_that_is_invalid_shows_no_speed_up_and_why() -> None:
     text = printed(summary())
-    broken = rows(text, "Speed, and latency in ms")["rag", "16", "suffix"]
+    broken = rows(text, SPEEDS)["rag", "16", "suffix"]
     assert broken[:2] == ["-", "-"]
     assert broken[-1] == "invalid"
     assert "\n  - rag at 16, suffix: varied output: 31 of 40 answers repeat one token\n" in text
@@ -157,11 +166,11 @@ def test_figures_that_nobody_knows_have_no_column() -> None:
     bare = [one.model_copy(update={"measures": bare_measures(50.0)}) for one in of.cells]
     text = printed(of.model_copy(update={"cells": tuple(bare), "device": None, "engine_version": None}))
     for heading in ("ITL", "TTFT", "acceptance", "coverage", "GPU", "KV cache"):
-        assert heading in printed(of).split("Speed, and")[1]
-        assert heading not in text.split("Speed, and")[1].split("Checklist")[0]
+        assert heading in printed(of).split("\nSpeed")[1]
+        assert heading not in text.split("\nSpeed")[1].split("Checklist")[0]
     assert "vLLM 0.32.0" in printed(of)
     assert "vLLM" not in text
-    assert rows(text, "Speed, and latency in ms")["rag", "8", SPEC][-2:] == ["50.0", "on"]
+    assert rows(text, "Speed")["rag", "8", SPEC][-2:] == ["50.0", "on"]
 
 
 def test_whether_a_goal_is_met_stands_beside_the_verdict() -> None:
@@ -198,7 +207,7 @@ def test_names_from_outside_neither_steer_the_terminal_nor_its_markup() -> None:
 def test_the_interval_of_a_speed_up_is_not_rounded_to_one_number() -> None:
     close = cell(SPEC, "rag", 1, 1.02).model_copy(update={"speedup": interval(1.02, 0.021)})
     text = printed(summary(workloads=["rag"]).model_copy(update={"cells": (close,)}))
-    assert rows(text, "Speed, and latency in ms")["rag", "1", SPEC][:4] == ["1.02", "1.00", "to", "1.04"]
+    assert rows(text, SPEEDS)["rag", "1", SPEC][:4] == ["1.02", "1.00", "to", "1.04"]
 
 
 def test_figures_of_a_faster_arm_are_better() -> None:

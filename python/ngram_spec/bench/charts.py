@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,11 +23,11 @@ FONT_SIZE = 12
 
 @dataclass(frozen=True)
 class Chart:
-    """One picture: its title, what it shows in words, and which arms its legend names."""
+    """One picture: its title, what it shows in words, and the arms of its legend, with a remark or ''."""
 
     title: str
     description: str
-    arms: tuple[str, ...]
+    arms: dict[str, str]
     svg: Markup
 
 
@@ -80,7 +80,8 @@ def speedup_chart(summary: Summary, workload: str) -> Chart | None:
             color=styles[cell.arm].colour,
         )
         sentences.append(f"{cell.arm} at {cell.concurrency} is invalid.")
-    for concurrency in concurrencies:
+    # Numbers at more loads would stand on each other.
+    for concurrency in concurrencies[:: 1 + len(concurrencies) // 7]:
         _name_best(panel, [cell for cell in valid if cell.concurrency == concurrency], place)
     sentences += _mark_break_even(panel, summary, workload, concurrencies)
 
@@ -92,7 +93,7 @@ def speedup_chart(summary: Summary, workload: str) -> Chart | None:
     panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}×"))
     panel.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
     title = _title(summary, f"Speed-up over off, {workload}")
-    return _chart(figure, title, sentences, arms)
+    return _chart(figure, title, sentences, dict.fromkeys(arms, ""))
 
 
 def latency_chart(summary: Summary, workload: str, concurrency: int) -> Chart | None:
@@ -109,8 +110,7 @@ def latency_chart(summary: Summary, workload: str, concurrency: int) -> Chart | 
     if not drawn:
         return None
     styles = looks(summary.settings.arms)
-    arms = tuple(cell.arm for cell, _, _ in drawn)
-    strip_height = STRIP_HEIGHT * len(arms) + 8
+    strip_height = STRIP_HEIGHT * len(drawn) + 8
     height = HILLS_HEIGHT + strip_height + AXIS_HEIGHT
     figure = Figure(figsize=(WIDTH / 72, height / 72), facecolor="none")
     above = _panel(figure, (14, AXIS_HEIGHT + strip_height, 14, 4))
@@ -143,10 +143,10 @@ def latency_chart(summary: Summary, workload: str, concurrency: int) -> Chart | 
         panel.grid(axis="x", color=LINE, linewidth=0.8)
     above.set_ylim(bottom=0)
     above.tick_params(axis="x", length=0, labelbottom=False)
-    strip.set_ylim(len(arms) - 0.1, -0.5)
+    strip.set_ylim(len(drawn) - 0.1, -0.5)
     strip.set_xlabel("milliseconds", fontsize=FONT_SIZE, color=SOFT)
     title = _title(summary, f"Time per output token, {workload}, {concurrency} at once")
-    return _chart(figure, title, sentences, arms)
+    return _chart(figure, title, sentences, _remarks(cell for cell, _, _ in drawn))
 
 
 def acceptance_chart(summary: Summary, workload: str) -> Chart | None:
@@ -179,7 +179,7 @@ def acceptance_chart(summary: Summary, workload: str) -> Chart | None:
     panel.set_xlim(0.5, max(len(shares) for _, shares in drawn) + 0.5)
     panel.set_xlabel("position in the draft", fontsize=FONT_SIZE, color=SOFT)
     title = _title(summary, f"Drafts accepted up to each position, {workload}, {lowest} at once")
-    return _chart(figure, title, sentences, tuple(cell.arm for cell, _ in drawn))
+    return _chart(figure, title, sentences, _remarks(cell for cell, _ in drawn))
 
 
 _NOTE: dict[str, Any] = {"textcoords": "offset points", "fontsize": FONT_SIZE, "color": SOFT}
@@ -223,11 +223,11 @@ def _places(concurrencies: Sequence[int], arms: Sequence[str]) -> Callable[[Cell
 
 
 def _name_best(panel: Any, cells: Sequence[Cell], place: Callable[[Cell], float]) -> None:
-    """Write the highest speed-up above its interval, where it is one."""
-    gains = [(cell.speedup.estimate, cell.speedup.high, place(cell)) for cell in cells if cell.speedup]
-    estimate, high, x = max(gains, default=(0.0, 0.0, 0.0))
+    """Write the highest speed-up beside its mark, where it is one."""
+    gains = [(cell.speedup.estimate, place(cell)) for cell in cells if cell.speedup]
+    estimate, x = max(gains, default=(0.0, 0.0))
     if estimate > 1:
-        panel.annotate(f"{estimate:.2f}", (x, high), (0, 3), **_NOTE | {"color": INK}, ha="center")
+        panel.annotate(f"{estimate:.2f}", (x, estimate), (4, 4), **_NOTE | {"color": INK})
 
 
 def _mark_break_even(panel: Any, summary: Summary, workload: str, concurrencies: Sequence[int]) -> list[str]:
@@ -290,6 +290,10 @@ def _draw_range(
     return ends
 
 
-def _chart(figure: Figure, title: str, sentences: Sequence[str], arms: tuple[str, ...]) -> Chart:
+def _remarks(cells: Iterable[Cell]) -> dict[str, str]:
+    return {cell.arm: "invalid" if cell.verdict == "invalid" else "" for cell in cells}
+
+
+def _chart(figure: Figure, title: str, sentences: Sequence[str], arms: dict[str, str]) -> Chart:
     description = " ".join((f"{title}.", *sentences))
     return Chart(title, description, arms, as_svg(figure, description))

@@ -96,7 +96,7 @@ def speedup_bounds(cell: Cell) -> str:
     return bounds(_valid(cell, cell.speedup))
 
 
-SPEED, LATENCY, DRAFTS, MEMORY, OUTPUTS = "Speed", "Latency, ms", "Drafts", "Memory, at its peak", "Outputs"
+SPEED, LATENCY, DRAFTS, MEMORY, OUTPUTS = "Speed", "Latency in ms", "Drafts", "Memory at its peak", "Outputs"
 
 COLUMNS = (
     Column(
@@ -289,7 +289,7 @@ def extra_memory(recommendation: Recommendation) -> str | None:
         (recommendation.extra_gpu_bytes, "GPU memory"),
     )
     parts = [
-        f"{'-' if extra < 0 else '+'}{size(abs(extra))} of {kind}"
+        f"{'-' if extra <= -MIB else '+'}{size(abs(extra))} of {kind}"
         for extra, kind in kinds
         if extra is not None
     ]

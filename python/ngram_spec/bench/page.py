@@ -82,7 +82,11 @@ def render_page(run: Run | None, summary: Summary) -> str:
         marks=[legend_mark(look, f"mark-{place}") for place, look in enumerate(arms.values())],
         places={arm: place for place, arm in enumerate(arms)},
         speedups=_present(speedup_chart(summary, workload) for workload in workloads),
-        latencies=[_latency_charts(summary, workload, cells) for workload, cells in workloads.items()],
+        latencies=[
+            charts
+            for workload, cells in workloads.items()
+            if (charts := _latency_charts(summary, workload, cells)).ends
+        ],
         acceptances=_present(acceptance_chart(summary, workload) for workload in workloads),
         memory=_memory(summary),
         tone=_tone,

@@ -66,13 +66,11 @@ def _print_recommendation(recommendation: Recommendation, printer: "_Printer") -
 
 def _print_figures(summary: Summary, printer: "_Printer") -> None:
     columns = shown_columns(summary)
-    first = [column for column in columns if column.group in (SPEED, LATENCY)]
-    second = [column for column in columns if column not in first]
-    printer.title("Speed, and latency in ms")
-    printer.show(_cells_table(summary, first, verdict_too=True))
-    if second:
-        printer.title("Drafts, memory at its peak, outputs")
-        printer.show(_cells_table(summary, second, verdict_too=False))
+    speed = [column for column in columns if column.group in (SPEED, LATENCY)]
+    others = [column for column in columns if column not in speed]
+    for shown in filter(None, (speed, others)):
+        printer.title(" / ".join(dict.fromkeys(column.group for column in shown)))
+        printer.show(_cells_table(summary, shown, verdict_too=shown is speed))
     printer.say()
     for column in columns:
         if column.meaning:
