@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from ngram_spec import NgramSpecError
+from ngram_spec import NgramSpecError, cli
 from ngram_spec.bench.closed_loop import AnswerCounts, replay_closed_loop
 from ngram_spec.bench.modelled import ModelledSettings, Recordings, modelled_summary, run_modelled
 from ngram_spec.bench.page import write_page
@@ -287,3 +287,67 @@ def test_the_same_run_gives_the_same_summary() -> None:
 def test_a_wrong_setting_is_refused_with_a_sentence(wrong: dict[str, object], sentence: str) -> None:
     with pytest.raises(NgramSpecError, match=sentence):
         run_modelled(packaged_recordings()[:1], None, ModelledSettings(**wrong))  # type: ignore[arg-type]
+
+
+# The command
+
+
+def test_the_command_writes_a_report_that_says_so_and_touches_no_live_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    live = tmp_path / "report.html"
+    live.write_text("live")
+    file = str(packaged_recordings()[1])
+    arguments = ["--concurrency", "8,1", "--num-speculative-tokens", "8", "--method-overhead", "0.1"]
+    assert cli.main(["bench", "--modelled", "--out", str(tmp_path), *arguments, "--step-ms", "9", file]) == 0
+    assert capsys.readouterr().out.startswith("Modelled")
+    assert live.read_text() == "live"
+    assert 'href="modelled.json"' in (tmp_path / "modelled.html").read_text()
+    document = json.loads((tmp_path / "modelled.json").read_text())
+    assert document["run"] is None
+    summary = Summary.model_validate(document["summary"])
+    assert summary.is_modelled
+    assert summary.settings.concurrencies == (1, 8)
+    assert any("10% of a step" in warning for warning in summary.warnings)
+    assert not any("unit of time" in warning for warning in summary.warnings)
+    drafting = drafting_cell(summary).measures.drafting
+    assert drafting is not None
+    assert len(drafting.accepted_by_position) == 8
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--modelled", "--url", "http://a:1"], "--url must not be given with --modelled"),
+        (["--modelled", "--draft-cost", "0.1"], "--draft-cost must not be given with --modelled"),
+        (["--modelled", "--quick"], "--quick must not be given with --modelled"),
+        (["--modelled", "--", "--max-model-len", "9"], "flags behind -- must not be given with --modelled"),
+        (["--modelled", "--concurrency", "many"], "--concurrency must be whole numbers"),
+        (["--modelled", "--num-speculative-tokens", "0"], "num_speculative_tokens must be a positive"),
+        (["--modelled", "nowhere.jsonl"], "nowhere.jsonl: cannot read"),
+        (["--cost-curve", "h100"], "--cost-curve must be given with --modelled"),
+        (["--method-overhead", "0", "--quick"], "--method-overhead must be given with --modelled"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    sentence: str,
+) -> None:
+    monkeypatch.setattr("ngram_spec.bench.run.measure_all", None)  # should one be accepted, nothing starts
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["bench", *arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("ngram-spec bench: error: ")
+    assert sentence in captured.err
+    assert captured.out == ""
+
+
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    command = ["bench", "--modelled", "--concurrency", "1", "--out", str(file), str(packaged_recordings()[0])]
+    assert cli.main(command) == 2
+    assert "--out must be a folder" in capsys.readouterr().err

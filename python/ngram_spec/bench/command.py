@@ -8,9 +8,19 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from ngram_spec._core import NgramSpecError
+from ngram_spec.bench.modelled_options import (
+    add_modelled_options,
+    check_no_modelled_options,
+    check_only_modelled_options,
+)
 from ngram_spec.bench.sizes import FULL, FULL_ON_CPU, QUICK_MODEL
+
+if TYPE_CHECKING:
+    from ngram_spec.bench.records import Run
+    from ngram_spec.bench.summary import Summary
 
 DESCRIPTION = """\
 Measure whether speculation pays on this server, for this traffic, at this load. Servers of vLLM are started
@@ -30,7 +40,8 @@ examples:
       "num_speculative_tokens": 3}' chat.jsonl    another drafter beside it
   ngram-spec bench --url off=http://a:8000 --url ngram_spec=http://b:8000 chat.jsonl
                                                  two servers that run
-  ngram-spec bench --report ngram-spec-bench     the report of an earlier run again"""
+  ngram-spec bench --report ngram-spec-bench     the report of an earlier run again
+  ngram-spec bench --modelled chat.jsonl         no server and no GPU: recorded answers and a cost curve"""
 
 # By the name that is imported: what `pip install 'ngram-spec[bench]'` brings.
 EXTRAS = ("aiohttp", "jinja2", "matplotlib", "prometheus_client", "psutil", "pydantic", "pynvml")
@@ -146,6 +157,7 @@ def add_bench_parser(commands: "argparse._SubParsersAction[argparse.ArgumentPars
         "--out", type=Path, default=OUT, metavar="DIR", help="measurements and report (default: %(default)s)"
     )
     out.add_argument("--report", type=Path, metavar="DIR", help="only report what DIR holds; measure nothing")
+    add_modelled_options(command)
 
 
 def split_server_flags(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -169,6 +181,9 @@ def run_bench(options: argparse.Namespace, server_flags: Sequence[str]) -> int:
             f"the bench needs packages that are not installed ({', '.join(missing)}): "
             "pip install 'ngram-spec[bench]'"
         )
+    if options.modelled:
+        return report_modelled(options, server_flags)
+    check_no_modelled_options(options)
     if options.report is not None:
         return report(options.report)
     from rich.console import Console
@@ -198,24 +213,41 @@ def report(folder: Path) -> int:
 
     Returns 0 if there is a verdict on any speculative arm, else 1.
     """
+    from ngram_spec.bench.records import read_run
+    from ngram_spec.bench.summarize import summarize
+
+    run = read_run(folder)
+    return _show(summarize(run), run, folder)
+
+
+def report_modelled(options: argparse.Namespace, server_flags: Sequence[str]) -> int:
+    """Print and write the report of a run that is modelled; it leaves that of a live run beside it alone."""
+    from ngram_spec.bench.modelled import modelled_settings, run_modelled
+
+    check_only_modelled_options(options, server_flags)
+    summary = run_modelled(options.files, options.tokenizer, modelled_settings(options))
+    try:
+        options.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise NgramSpecError(f"--out must be a folder, got {options.out} ({error.strerror})") from error
+    return _show(summary, None, options.out)
+
+
+def _show(summary: "Summary", run: "Run | None", folder: Path) -> int:
     from rich.console import Console
 
     from ngram_spec.bench.page import write_page
-    from ngram_spec.bench.records import read_run
-    from ngram_spec.bench.report import REPORT_FILE, write_json
-    from ngram_spec.bench.summarize import summarize
+    from ngram_spec.bench.report import report_file, write_json
     from ngram_spec.bench.tables import print_summary
 
-    run = read_run(folder)
-    summary = summarize(run)
     console = Console(width=None if sys.stdout.isatty() else PIPED_WIDTH)
     print_summary(summary, console)
-    page = folder / "report.html"
-    write_json(folder / REPORT_FILE, summary)
+    document = folder / report_file(summary)
+    page = document.with_suffix(".html")
+    write_json(document, summary)
     write_page(page, run, summary)
-    where = f"\nreport: {page} and {folder / REPORT_FILE}"
-    console.print(where, soft_wrap=True, highlight=False, markup=False)
-    speculative = {arm.name for arm in run.settings.arms if arm.is_speculative}
+    console.print(f"\nreport: {page} and {document}", soft_wrap=True, highlight=False, markup=False)
+    speculative = {arm.name for arm in summary.settings.arms if arm.is_speculative}
     has_verdict = any(cell.arm in speculative and cell.verdict != "invalid" for cell in summary.cells)
     return 0 if has_verdict else 1
 

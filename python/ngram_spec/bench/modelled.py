@@ -6,6 +6,7 @@ that it verifies. Arm off takes the curve's time for one token in each row. Arm 
 Runner V1). What a curve cannot know, the report says among its warnings.
 """
 
+import argparse
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,6 +24,8 @@ from ngram_spec.bench.arms import make_arms
 from ngram_spec.bench.closed_loop import AnswerCounts, LoopCounts, replay_closed_loop
 from ngram_spec.bench.intervals import interval_of
 from ngram_spec.bench.measures import percentiles
+from ngram_spec.bench.modelled_options import CONCURRENCIES, DEFAULT_COST_CURVE, METHOD_OVERHEAD
+from ngram_spec.bench.plan import parse_concurrencies
 from ngram_spec.bench.recommend import recommend
 from ngram_spec.bench.records import OFF, Settings
 from ngram_spec.bench.summary import Cell, Drafting, Interval, Measures, Summary, Word
@@ -34,14 +37,9 @@ from ngram_spec.recordings import (
     packaged_recordings,
 )
 from ngram_spec.replay import ReplaySettings
-from ngram_spec.vllm_options import read_options
+from ngram_spec.vllm_options import checked_max_draft_tokens, read_options
 from ngram_spec.vllm_plugin import METHOD
 
-DEFAULT_COST_CURVE = "h100"
-CONCURRENCIES = (1, 4, 16, 64)
-# The low end of what was measured upstream: vLLM's n-gram drafts with async scheduling are 20 to 39 % faster
-# than without. A verdict that leaves it out would say "on" where a server says "off".
-METHOD_OVERHEAD = 0.2
 # Fewer records than this show nothing, however much they agree.
 MIN_RECORDS = 4
 MS_PER_SECOND = 1000.0
@@ -108,6 +106,24 @@ class _Place:
 
     def off_time(self, counts: AnswerCounts) -> float:
         return self.off_step * counts.num_output_tokens / self.concurrency
+
+
+def modelled_settings(options: argparse.Namespace) -> ModelledSettings:
+    """Return the settings that the options of `ngram-spec bench --modelled` ask for.
+
+    Raises:
+        NgramSpecError: an option is not as it must be.
+    """
+    concurrencies = CONCURRENCIES if options.concurrency is None else parse_concurrencies(options.concurrency)
+    overhead = METHOD_OVERHEAD if options.method_overhead is None else options.method_overhead
+    max_draft_tokens = checked_max_draft_tokens(options.num_speculative_tokens)
+    return ModelledSettings(
+        cost_curve=options.cost_curve or DEFAULT_COST_CURVE,
+        concurrencies=concurrencies,
+        method_overhead=overhead,
+        step_ms=options.step_ms,
+        drafter=ReplaySettings(max_draft_tokens=max_draft_tokens),
+    )
 
 
 def run_modelled(

@@ -13,7 +13,7 @@ from ngram_spec.bench import figures
 from ngram_spec.bench.charts import Chart, acceptance_chart, latency_chart, speedup_chart
 from ngram_spec.bench.drawing import legend_mark, looks
 from ngram_spec.bench.records import RUN_FILE, Run
-from ngram_spec.bench.report import REPORT_FILE
+from ngram_spec.bench.report import report_file
 from ngram_spec.bench.summary import Cell, Measures, Recommendation, Summary
 
 
@@ -93,7 +93,7 @@ def render_page(run: Run | None, summary: Summary) -> str:
         num_sound=sum(all(check.is_passed for check in cell.checks) for cell in summary.cells),
         commands=_commands(run),
         run_file=RUN_FILE,
-        report_file=REPORT_FILE,
+        report_file=report_file(summary),
     )
 
 

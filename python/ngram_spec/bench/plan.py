@@ -85,7 +85,9 @@ def _settings(
         workloads={one.name: tuple(prompt.prompt_id for prompt in one.prompts) for one in workloads},
         workload_digests={one.name: one.digest for one in workloads},
         prompt_compression={one.name: one.prompt_compression for one in workloads},
-        concurrencies=_concurrencies(options.concurrency) if options.concurrency else sizes.concurrencies,
+        concurrencies=parse_concurrencies(options.concurrency)
+        if options.concurrency
+        else sizes.concurrencies,
         max_tokens=options.max_tokens or sizes.max_tokens,
         temperature=options.temperature,
         goal=options.goal and parse_goal(options.goal).text,
@@ -191,7 +193,12 @@ def _headers() -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 
-def _concurrencies(text: str) -> tuple[int, ...]:
+def parse_concurrencies(text: str) -> tuple[int, ...]:
+    """Return the numbers of a list such as 1,8,64, rising.
+
+    Raises:
+        NgramSpecError: it is no such list.
+    """
     parts = text.split(",")
     if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
         raise NgramSpecError(f"--concurrency must be whole numbers from 1, such as 1,8,64, got {text!r}")

@@ -8,6 +8,13 @@ from ngram_spec.bench.records import RUN_FILE
 from ngram_spec.bench.summary import Summary
 
 REPORT_FILE = "report.json"
+# A modelled report may stand beside that of a live run.
+MODELLED_FILE = "modelled.json"
+
+
+def report_file(summary: Summary) -> str:
+    """Return the name of the file that `write_json` is to write."""
+    return MODELLED_FILE if summary.is_modelled else REPORT_FILE
 
 
 def write_json(path: Path, summary: Summary) -> None:
