@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -16,7 +17,7 @@ from ngram_spec.bench.records import Run, read_run
 from ngram_spec.bench.workloads import Prompt
 
 FAKE_SERVER = Path(__file__).with_name("fake_server.py")
-PROMPTS = [
+PROMPTS: list[dict[str, Any]] = [
     {"id": "chat", "messages": [{"role": "user", "content": "What is the capital of Norway?"}]},
     {"id": "log", "messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]},
     {"id": "text", "prompt": "Once upon a time there was a server"},
@@ -53,15 +54,15 @@ def run_in(folder: Path) -> Run:
 
 
 def processes_of_fakes() -> list[psutil.Process]:
-    """Fake servers that run, and what they started."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if str(FAKE_SERVER) in process.cmdline():
-                found += [process, *process.children()]
-        except psutil.Error:
-            continue
-    return found
+    """Fake servers that run; what they start has their file in its command line too."""
+    return [process for process in psutil.process_iter() if str(FAKE_SERVER) in _command_line(process)]
+
+
+def _command_line(process: psutil.Process) -> list[str]:
+    try:
+        return list(process.cmdline())
+    except psutil.Error:
+        return []
 
 
 def prompt(text: str) -> Prompt:

@@ -238,7 +238,7 @@ def main() -> None:
     assert not fault or fault in KNOWN_FAULTS, fault
     print(f"fake server for {method}, {fault or 'without a fault'}", flush=True)
     # As vLLM: processes of its own, which do not end with it by themselves.
-    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)", __file__])
     if fault == "dies at start":
         print("RuntimeError: no room for the model", flush=True)
         sys.exit(7)

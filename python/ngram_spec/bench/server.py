@@ -221,8 +221,22 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
             with suppress(psutil.NoSuchProcess):
                 child.kill()
         process.wait()
-        # The next server needs their memory.
-        psutil.wait_procs(started, STOP_TIMEOUT)
+        _wait_until_gone(started)
+
+
+def _wait_until_gone(processes: Sequence[psutil.Process]) -> None:
+    """Wait for killed processes to give back their memory, which the next server needs."""
+    deadline = time.monotonic() + STOP_TIMEOUT
+    while any(map(_is_alive, processes)) and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    """One that has ended stays in the table until its parent, in a container a slow one, has seen it."""
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
 
 
 def process_tree(pid: int) -> list[psutil.Process]:
