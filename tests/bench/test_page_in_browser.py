@@ -42,7 +42,7 @@ def long_named() -> Summary:
     arms = [Arm(name=f"ngram-spec with draft_cost 0.0{place}", is_speculative=True) for place in range(8)]
     SPEEDUPS.update({arm.name: (1.1 + 0.1 * place, 0.1) for place, arm in enumerate(arms)})
     return summary(
-        ["w" * 70, "<script>alert(1)</script>"], [1, 2, 4, 8, 16, 32, 64, 128, 256], [ARMS[0], *arms]
+        ["w" * 70 + "<script>alert(1)</script>"], [2**power for power in range(9)], [ARMS[0], *arms]
     )
 
 
