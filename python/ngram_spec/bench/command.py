@@ -47,6 +47,10 @@ examples:
 EXTRAS = ("aiohttp", "jinja2", "matplotlib", "prometheus_client", "psutil", "pydantic", "pynvml")
 OUT = Path("ngram-spec-bench")
 PIPED_WIDTH = 100
+WITHOUT_OFF_V1 = (
+    "arm off-v1 is left out: for the CPU vLLM has one model runner and no async scheduling, so it would be off "
+    "once more"
+)
 
 
 def add_bench_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -191,12 +195,16 @@ def run_bench(options: argparse.Namespace, server_flags: Sequence[str]) -> int:
     from ngram_spec.bench.plan import make_plan
     from ngram_spec.bench.progress import RunProgress
     from ngram_spec.bench.run import measure_all
+    from ngram_spec.bench.server import is_cpu_build
 
     plan = make_plan(options, server_flags)
     console = Console(stderr=True)
+    progress = RunProgress(console)
+    if plan.settings.urls is None and not options.arms and not options.quick and is_cpu_build():
+        progress.say(WITHOUT_OFF_V1)
     try:
         with _ended_by_signals():
-            measure_all(plan, RunProgress(console))
+            measure_all(plan, progress)
     except KeyboardInterrupt:
         console.print(
             f"interrupted; what was measured is in {plan.folder}: the same command goes on, and "
