@@ -1,4 +1,4 @@
-"""`ngram-spec bench --quick` on servers of real vLLM with the small model, on a CPU, through its command line."""
+"""`ngram-spec bench --quick` on servers of real vLLM with the small model, through its command line."""
 
 import json
 import os

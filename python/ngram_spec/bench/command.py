@@ -48,8 +48,8 @@ EXTRAS = ("aiohttp", "jinja2", "matplotlib", "prometheus_client", "psutil", "pyd
 OUT = Path("ngram-spec-bench")
 PIPED_WIDTH = 100
 WITHOUT_OFF_V1 = (
-    "arm off-v1 is left out: for the CPU vLLM has one model runner and no async scheduling, so it would be off "
-    "once more"
+    "arm off-v1 is left out: for the CPU vLLM has one model runner and no async scheduling, so it would be "
+    "off once more"
 )
 
 
