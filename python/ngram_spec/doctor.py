@@ -56,8 +56,9 @@ WITHOUT_VLLM = (
 )
 OWN_NAME = (
     "`vllm serve` of this build stops with PackageNotFoundError, since it looks up a distribution named vllm "
-    "and its own is {name}. LLM(...) in Python works. Mend: make the folder vllm-{version}+cpu.dist-info in "
-    "{folder}, with a file METADATA of three lines: Metadata-Version: 2.1, Name: vllm, Version: {version}+cpu"
+    "and its own is {name}. LLM(...) and `python -m vllm.entrypoints.openai.api_server --model MODEL` work. "
+    "Mend: make the folder vllm-{version}+cpu.dist-info in {folder}, with a file METADATA of three lines: "
+    "Metadata-Version: 2.1, Name: vllm, Version: {version}+cpu"
 )
 
 

@@ -258,6 +258,7 @@ def test_the_packaged_recordings_are_taken_where_none_is_named() -> None:
     summary = run_modelled([], None, ModelledSettings(concurrencies=(1, 8)))
     assert list(summary.settings.workloads) == ["code_edit", "rag", "summarization"]
     assert len(summary.cells) == 3 * 2 * 2
+    assert "135M parameters" in summary.warnings[0]
     assert any("curve h100 itself is modelled" in warning for warning in summary.warnings)
     assert all(
         cell.speedup is not None and cell.speedup.estimate > 1 for cell in summary.cells if cell.speedup
@@ -309,6 +310,7 @@ def test_the_command_writes_a_report_that_says_so_and_touches_no_live_one(
     assert summary.is_modelled
     assert summary.settings.concurrencies == (1, 8)
     assert any("10% of a step" in warning for warning in summary.warnings)
+    assert not any("135M" in warning for warning in summary.warnings)
     assert not any("unit of time" in warning for warning in summary.warnings)
     drafting = drafting_cell(summary).measures.drafting
     assert drafting is not None

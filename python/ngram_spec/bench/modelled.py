@@ -43,6 +43,10 @@ from ngram_spec.vllm_plugin import METHOD
 # Fewer records than this show nothing, however much they agree.
 MIN_RECORDS = 4
 MS_PER_SECOND = 1000.0
+SMALL_MODEL = (
+    "The recordings that ship with ngram-spec are of a model of 135M parameters, which copies and repeats "
+    "more than a large one: name recordings of your own."
+)
 
 Recordings = Mapping[str, Sequence[tuple[str, TokenizedResponse]]]
 """By the name of the recording: its answers, each with the id of its record."""
@@ -136,6 +140,7 @@ def run_modelled(
     """
     settings.check()
     settings.curve()
+    is_packaged = not files
     files = list(dict.fromkeys(files)) or packaged_recordings()
     names = [file.name.removesuffix(".jsonl") for file in files]
     recordings = {}
@@ -144,7 +149,10 @@ def run_modelled(
         tokenizer = choose_tokenizer(tokenizer_name, responses)
         answers = [(response.record_id, response.tokenize(tokenizer)) for response in responses]
         recordings[name if names.count(name) == 1 else str(file)] = answers
-    return modelled_summary(recordings, settings)
+    summary = modelled_summary(recordings, settings)
+    if not is_packaged:
+        return summary
+    return summary.model_copy(update={"warnings": (SMALL_MODEL, *summary.warnings)})
 
 
 def modelled_summary(recordings: Recordings, settings: ModelledSettings) -> Summary:
