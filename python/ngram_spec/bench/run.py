@@ -174,7 +174,7 @@ class _Bench:
                 servers[arm.name] = self._attached(arm, number)
         for place in self.places:
             for arm in arms:
-                if place in self._places_left(arm, number):
+                if OFF not in self._failed and place in self._places_left(arm, number):
                     with self._failing(arm, number):
                         self._measure_block(servers[arm.name], place)
         if OFF in servers and OFF not in self._failed:

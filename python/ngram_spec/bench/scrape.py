@@ -211,7 +211,7 @@ def device(gpus: Gpus, is_on_cpu: bool) -> str:
     with suppress(OSError, StopIteration):
         lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
         model = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return f"{model}, {len(os.sched_getaffinity(0))} CPU cores"
+    return f"{model}, {psutil.cpu_count()} CPU cores"
 
 
 class Sampler:
