@@ -256,6 +256,7 @@ class _Bench:
             for workload in self.plan.workloads
             for prompt in workload.prompts
         }
+        self.progress.measuring(f"asking {OFF} how near the ties were where answers differ")
         for probe in server.probe(self._unprobed(), prompts):
             self._keep(probe)
 
@@ -283,6 +284,8 @@ class _Bench:
             return True
         if num_measured % 2:
             return False
+        if self._is_precise():
+            return True
         now = time.monotonic()
         seconds_of_two = now - self._rounds_began_at[-2]
         if now - self._began_at + seconds_of_two > self.plan.budget:
@@ -291,7 +294,7 @@ class _Bench:
                 f"{duration(self.plan.budget)}; the same command measures on"
             )
             return True
-        return self._is_precise()
+        return False
 
     def _is_precise(self) -> bool:
         intervals = [
