@@ -1,9 +1,9 @@
 """Live measurement: does speculation pay on this server, for this traffic, at this load?
 
 In the order in which data flows: `command` (the options), `plan` (what they ask for) -> `arms` (what is
-compared) and `workloads` (what is asked) -> `server` (starts and stops vLLM), `served` (one of them while it is
-asked) -> `load` (asks, and times every chunk) and `scrape` (the server's counters) -> `run` (which block comes
-next) -> `records` (what was measured, as kept on disk) -> `measures`, `intervals` ->
+compared), `workloads` (what is asked) -> `server` (starts and stops vLLM), `served` (one, while it is asked)
+-> `load` (asks, and times every chunk), `scrape` (the server's counters) -> `run` (which block comes next)
+-> `records` (what was measured, as kept on disk) -> `measures`, `intervals` ->
 `loops`, `outputs`, `checks` (do they count?) -> `goal`, `verdict` (of one arm at one load) -> `recommend`,
 `checklist`, `warn` -> `summarize`, which fills a `summary` (all that a report shows) -> `tables`, `charts`,
 `page`.
