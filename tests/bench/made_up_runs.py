@@ -110,9 +110,10 @@ def block(
 
 
 def timed_answer(prompt_id: str, token_ids: tuple[int, ...], seconds: float) -> Answer:
-    """One token a chunk, evenly from the first token on; `seconds` is the whole latency."""
-    step = (seconds - FIRST_TOKEN_SECONDS) / max(1, len(token_ids) - 1)
-    chunks = [(FIRST_TOKEN_SECONDS + step * index, 1) for index in range(len(token_ids))]
+    """Two tokens a chunk, evenly from the first on; `seconds` is the whole latency."""
+    sizes = [len(token_ids[start : start + 2]) for start in range(0, len(token_ids), 2)]
+    step = (seconds - FIRST_TOKEN_SECONDS) / max(1, len(sizes) - 1)
+    chunks = [(FIRST_TOKEN_SECONDS + step * index, size) for index, size in enumerate(sizes)]
     return answer(prompt_id, chunks, token_ids=token_ids)
 
 

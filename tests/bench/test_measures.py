@@ -158,11 +158,17 @@ def test_counters_add_up_over_blocks_and_positions_over_drafts() -> None:
     assert drafting.drafter_us_per_step == pytest.approx(50)
 
 
-def test_accepted_tokens_that_were_cut_behind_a_stop_never_make_more_drafts_than_steps() -> None:
-    counters = Counters(num_output_tokens=4, num_drafts=2, num_draft_tokens=32, num_accepted_tokens=20)
-    drafting = measure([block([answer(chunks=[(0.0, 4)])], counters=counters)]).drafting
+def test_accepted_tokens_that_were_cut_behind_a_stop_hide_no_step_that_had_a_draft_or_a_chunk() -> None:
+    counters = Counters(num_output_tokens=12, num_drafts=3, num_draft_tokens=48, num_accepted_tokens=40)
+    # The prompt's step and three with drafts came in two chunks.
+    drafting = measure([block([answer(chunks=[(0.0, 5), (1.0, 7)])], counters=counters)]).drafting
     assert drafting is not None
-    assert (drafting.coverage, drafting.tokens_per_step) == (1, 2)
+    assert (drafting.num_row_steps, drafting.coverage, drafting.tokens_per_step) == (4, 0.75, 3)
+    # Each step came in a chunk of its own, two of them without a draft.
+    chunks = [(float(place), 2) for place in range(6)]
+    drafting = measure([block([answer(chunks=chunks)], counters=counters)]).drafting
+    assert drafting is not None
+    assert (drafting.num_row_steps, drafting.coverage, drafting.tokens_per_step) == (6, 0.5, 2)
 
 
 def test_an_arm_that_never_drafted_has_no_acceptance_rate_and_one_token_per_step() -> None:

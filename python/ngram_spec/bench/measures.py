@@ -109,7 +109,8 @@ def drafting(blocks: Iterable[Block]) -> Drafting | None:
 
     Every step of a row emits its accepted tokens and one more, so there were as many steps as there are
     output tokens that no draft brought. The step in which the prompt is read counts too. vLLM also counts
-    as accepted what it then cuts off behind a stop, so steps are never taken to be fewer than drafts.
+    as accepted what it then cuts off behind a stop, so that may be too few: there were no fewer than drafts,
+    with the step of each prompt, which has none, and no fewer than chunks.
     """
     counted = [block for block in blocks if block.counters.num_drafts is not None]
     if not counted:
@@ -119,7 +120,12 @@ def drafting(blocks: Iterable[Block]) -> Drafting | None:
     num_draft_tokens = sum(_known(one.num_draft_tokens for one in counters))
     num_accepted_tokens = sum(_known(one.num_accepted_tokens for one in counters))
     num_output_tokens = sum(_num_output_tokens(block) for block in counted)
-    num_row_steps = max(num_output_tokens - num_accepted_tokens, num_drafts)
+    chunked = [answer for block in counted for answer in block.answers if answer.chunk_times]
+    num_row_steps = max(
+        num_output_tokens - num_accepted_tokens,
+        num_drafts + len(chunked),
+        sum(len(answer.chunk_times) for answer in chunked),
+    )
     if not num_row_steps:
         return None
     by_position = map(sum, zip_longest(*(one.num_accepted_by_position for one in counters), fillvalue=0))

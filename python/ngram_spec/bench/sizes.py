@@ -19,6 +19,7 @@ class Sizes:
 
 
 FULL = Sizes((1, 8, 64), max_tokens=256, num_prompts=16, num_groups=4, max_rounds=None)
-# Two cores answer some fifty tokens a second with the smallest models.
+# Two cores answer some twenty tokens a second of the smallest models.
 FULL_ON_CPU = Sizes((1, 4), max_tokens=128, num_prompts=8, num_groups=4, max_rounds=None)
-QUICK = Sizes((1, 4), max_tokens=48, num_prompts=4, num_groups=2, max_rounds=2)
+# On two cores with nothing else to do some ten minutes.
+QUICK = Sizes((1, 2), max_tokens=48, num_prompts=4, num_groups=2, max_rounds=2)
