@@ -19,7 +19,10 @@ from ngram_spec.vllm_plugin import rewrite
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-DOCUMENTS = ["README.md", "DESIGN.md", "CHANGELOG.md", "CONTRIBUTING.md"]
+DOCUMENTS = [
+    *("README.md", "DESIGN.md", "CHANGELOG.md", "CONTRIBUTING.md"),
+    *sorted(str(page.relative_to(ROOT)) for page in ROOT.glob("docs/*.md")),
+]
 
 
 def blocks(language: str) -> list[str]:
@@ -143,11 +146,19 @@ def test_the_replay_commands_are_accepted(
     monkeypatch.chdir(tmp_path)
     record = {"prompt_token_ids": [1, 2, 3, 1], "output_token_ids": [2, 3]}
     Path("chat.jsonl").write_text(json.dumps(record))
-    replays = list(commands("ngram-spec"))
+    replays = [arguments for arguments in commands("ngram-spec") if arguments[0] == "replay"]
     assert len(replays) >= 2
     for arguments in replays:
         assert cli.main(arguments) == 0, arguments
     assert capsys.readouterr().err == ""
+
+
+def test_the_other_commands_are_parsed() -> None:
+    """They are run in real vLLM by `real_vllm/test_bench.py` and `real_vllm/test_docs.py`."""
+    others = [arguments for arguments in commands("ngram-spec") if arguments[0] != "replay"]
+    assert {arguments[0] for arguments in others} == {"bench"}
+    for arguments in others:
+        assert cli.command_line().parse_args(arguments).command == "bench"
 
 
 def test_the_table_of_the_packaged_recordings_is_what_the_command_prints(
@@ -169,10 +180,11 @@ def test_the_table_of_the_packaged_recordings_is_what_the_command_prints(
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_make_targets_and_links_exist(document: str) -> None:
     text = (ROOT / document).read_text(encoding="utf-8")
+    folder = (ROOT / document).parent
     targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE)
     assert set(re.findall(r"(?:^|`)make ([\w-]+)", text, flags=re.MULTILINE)) <= set(targets)
     links = [link for link in re.findall(r"\]\(([^)]+)\)", text) if "://" not in link]
-    assert all((ROOT / link).exists() for link in links)
+    assert [link for link in links if not (folder / link.partition("#")[0]).exists()] == []
 
 
 def test_the_tests_and_files_that_the_design_names_exist() -> None:

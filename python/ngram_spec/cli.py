@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     interrupted.
     """
     arguments, server_flags = split_server_flags(sys.argv[1:] if argv is None else argv)
-    options = _parser().parse_args(arguments)
+    options = command_line().parse_args(arguments)
     try:
         if options.command == "bench":
             return run_bench(options, server_flags)
@@ -52,7 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def command_line() -> argparse.ArgumentParser:
+    """Return the parser of all commands; the one chosen is `command` of what it parses."""
     parser = argparse.ArgumentParser(
         prog="ngram-spec",
         description="Drafts for speculative decoding, looked up in the context with a suffix automaton.",

@@ -44,7 +44,10 @@ def speedup_chart(summary: Summary, workload: str) -> Chart | None:
     place = _places(concurrencies, arms)
     figure, panel = _new_figure()
 
+    # An interval that tells nothing, a hundred times as wide, would press all else into a line.
+    limit = 2 * max(1.0, *(cell.speedup.estimate for cell in valid if cell.speedup))
     ends = [1.0, *(end for cell in valid if cell.speedup for end in (cell.speedup.low, cell.speedup.high))]
+    ends = [min(end, limit) for end in ends]
     margin = max(0.14 * (max(ends) - min(ends)), 0.04)
     panel.set_ylim(min(ends) - margin, max(ends) + margin)
     panel.axhline(1, color=SOFT, linewidth=1.2, zorder=1)
