@@ -171,6 +171,22 @@ def test_the_key_of_a_protected_server_is_taken_from_the_variable_that_vllm_read
     assert "secret" not in made.settings.model_dump_json()
 
 
+@pytest.mark.parametrize(
+    ("flags", "variable"),
+    [
+        (("--api-key", "hush"), "VLLM_API_KEY"),
+        (("--api_key=hush",), "VLLM_API_KEY"),
+        (("--hf-token=hush",), "HF_TOKEN"),
+    ],
+)
+def test_a_secret_among_the_flags_is_refused_unseen_since_a_report_would_show_it(
+    capsys: pytest.CaptureFixture[str], flags: tuple[str, ...], variable: str
+) -> None:
+    message = refused(capsys, "--model", "m", "--", *flags)
+    assert f"set {variable} in the environment instead" in message
+    assert "hush" not in message
+
+
 def test_a_model_that_a_running_server_does_not_serve_is_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -13,7 +13,7 @@ from ngram_spec.bench.load import Endpoint
 from ngram_spec.bench.records import OFF, OFF_V1, Arm, Settings
 from ngram_spec.bench.run import Plan
 from ngram_spec.bench.scrape import models
-from ngram_spec.bench.server import is_cpu_build, serve_command, with_default_flags
+from ngram_spec.bench.server import flag_name, is_cpu_build, serve_command, with_default_flags
 from ngram_spec.bench.sizes import FULL, FULL_ON_CPU, QUICK, QUICK_MODEL, Sizes
 from ngram_spec.bench.workloads import Workload, load_workloads
 from ngram_spec.vllm_options import checked_max_draft_tokens, read_options
@@ -22,6 +22,8 @@ from ngram_spec.vllm_plugin import METHOD
 # The only arm where one server is measured.
 ONLY_ARM = "server"
 SECONDS_PER_UNIT = {"s": 1, "m": 60, "h": 3600}
+# Flags that hold a secret, with the variable that says the same: a report shows flags, and no such variable.
+SECRETS = {"api-key": "VLLM_API_KEY", "hf-token": "HF_TOKEN"}
 
 
 def make_plan(options: argparse.Namespace, server_flags: Sequence[str]) -> Plan:
@@ -37,6 +39,7 @@ def make_plan(options: argparse.Namespace, server_flags: Sequence[str]) -> Plan:
     workloads = load_workloads(options.files, options.num_prompts or sizes.num_prompts)
     if urls is None:
         model, arms = _model(options), _arms(options)
+        _check_no_secrets(server_flags)
         serve_command(model)  # refuses where vLLM is not installed
         common_flags = with_default_flags(server_flags)
     else:
@@ -104,6 +107,16 @@ def _check_numbers(options: argparse.Namespace) -> None:
         raise NgramSpecError(f"--precision must be above 0, got {options.precision:g}")
     if not options.temperature >= 0:
         raise NgramSpecError(f"--temperature must be at least 0, got {options.temperature:g}")
+
+
+def _check_no_secrets(server_flags: Sequence[str]) -> None:
+    for flag in server_flags:
+        name = flag_name(flag)
+        if flag.startswith("--") and name in SECRETS:
+            raise NgramSpecError(
+                f"--{name} must not stand behind --, since a report shows the flags of the servers: set "
+                f"{SECRETS[name]} in the environment instead"
+            )
 
 
 def _model(options: argparse.Namespace) -> str:
@@ -189,7 +202,7 @@ def _model_at(urls: Mapping[str, str], model: str | None, headers: Mapping[str, 
 
 def _headers() -> dict[str, str]:
     # vLLM reads the same variable, so servers that are started here ask for this key.
-    key = os.environ.get("VLLM_API_KEY")
+    key = os.environ.get(SECRETS["api-key"])
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 

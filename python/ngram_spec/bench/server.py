@@ -148,12 +148,12 @@ def is_cpu_build() -> bool:
 def with_default_flags(flags: Sequence[str]) -> tuple[str, ...]:
     """Return `flags` behind those that a measured server gets by default, but for what `flags` decide."""
     defaults = (*DEFAULT_FLAGS, *(DEFAULT_CPU_FLAGS if is_cpu_build() else ()))
-    given = {_flag_name(flag) for flag in flags if flag.startswith("--")}
+    given = {flag_name(flag) for flag in flags if flag.startswith("--")}
     kept: list[str] = []
     is_kept = False
     for part in defaults:
         if part.startswith("--"):
-            is_kept = _flag_name(part) not in given
+            is_kept = flag_name(part) not in given
         if is_kept:
             kept.append(part)
     return (*kept, *flags)
@@ -253,7 +253,7 @@ def _exit(process: subprocess.Popen[bytes]) -> str:
     return f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
 
 
-def _flag_name(flag: str) -> str:
+def flag_name(flag: str) -> str:
     """Return a flag's name as vLLM compares it: without its value, and without the "no" of its opposite."""
     return flag.partition("=")[0].replace("_", "-").removeprefix("--").removeprefix("no-")
 
