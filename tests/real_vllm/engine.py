@@ -2,10 +2,11 @@
 
 import gc
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ os.environ.update(
 MAX_MODEL_LEN = 768
 NUM_SPECULATIVE_TOKENS = 16
 SEED = 11
+MAX_TOKENS = 48
 
 
 @dataclass(frozen=True)
@@ -36,8 +38,12 @@ class EngineConfig:
 
     drafting: bool = True
     short_form: bool = False
+    metrics_port: int | None = None
     max_num_batched_tokens: int = 4096
     num_blocks: int | None = None
+    prefix_caching: bool = False
+    max_num_seqs: int = 16
+    num_speculative_tokens: int = NUM_SPECULATIVE_TOKENS
 
 
 BASELINE = EngineConfig(drafting=False)
@@ -45,23 +51,33 @@ BASELINE = EngineConfig(drafting=False)
 
 @dataclass(frozen=True)
 class Request:
-    """A chat (with `prompt_len` that many tokens of it, repeated) and the SamplingParams it is sent with."""
+    """A chat (with `prompt_len` that many tokens of it, repeated) and the SamplingParams it is sent with.
+
+    `structured` is what vLLM's StructuredOutputsParams take, `abort_at` the answer's length to abort it at.
+    """
 
     messages: Sequence[Mapping[str, str]]
     params: Mapping[str, Any] = field(default_factory=dict)
     prompt_len: int | None = None
-    schema: Mapping[str, Any] | None = None
+    structured: Mapping[str, Any] | None = None
+    abort_at: int | None = None
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back for one request, down to what a client sees of it."""
+    """What came back for one request, down to what a client sees of it.
+
+    `logprobs` are those of its tokens, where they were asked for, and `margins` by how much the best token's
+    beat the next one's, where two were. Neither is the same to the last digit in every batch.
+    """
 
     token_ids: tuple[int, ...]
     text: str
     finish_reason: str | None
     stop_reason: int | str | None
     num_logprobs: int | None
+    logprobs: tuple[float, ...] = field(default=(), compare=False)
+    margins: tuple[float, ...] = field(default=(), compare=False)
 
 
 @dataclass
@@ -71,6 +87,7 @@ class Events:
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     num_preemptions: int = 0
+    num_prefix_cache_hits: int = 0
 
 
 class Engine:
@@ -83,24 +100,30 @@ class Engine:
             "speculative_config": {
                 "method": "custom_class",
                 "model": f"{WatchedProposer.__module__}.{WatchedProposer.__name__}",
-                "num_speculative_tokens": NUM_SPECULATIVE_TOKENS,
+                "num_speculative_tokens": config.num_speculative_tokens,
             },
             # What is learned depends on the steps before, and a fresh drafter has seen none.
             "additional_config": {"ngram_spec": {"draft_cost": 0.02, "learn": False}},
         }
         if config.short_form:
-            short_form = {"method": "ngram_spec", "num_speculative_tokens": NUM_SPECULATIVE_TOKENS}
-            drafting = {"speculative_config": {**short_form, "draft_cost": 0.02}}
+            short_form: dict[str, Any] = {
+                "method": "ngram_spec",
+                "num_speculative_tokens": config.num_speculative_tokens,
+                "draft_cost": 0.02,
+            }
+            if config.metrics_port is not None:
+                short_form["metrics_port"] = config.metrics_port
+            drafting = {"speculative_config": short_form}
         self.llm = LLM(
             str(small_model()),
             dtype="float32",
             enforce_eager=True,
             max_model_len=MAX_MODEL_LEN,
-            max_num_seqs=16,
+            max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
             block_size=32,
             num_gpu_blocks_override=config.num_blocks,
-            enable_prefix_caching=False,
+            enable_prefix_caching=config.prefix_caching,
             disable_log_stats=False,
             seed=SEED,
             **(drafting if config.drafting else {}),
@@ -114,7 +137,29 @@ class Engine:
     def together(self, requests: Sequence[Request]) -> list[Answer]:
         prompts = [{"prompt_token_ids": self.prompt_token_ids(request)} for request in requests]
         outputs = self.llm.generate(prompts, [self.params(request) for request in requests], use_tqdm=False)
-        return [answer_of(output) for output in outputs]
+        return [answer_of(output.outputs[0]) for output in outputs]
+
+    def serve(self, requests: Mapping[str, Request], concurrency: int) -> dict[str, list[Answer]]:
+        """Keeps `concurrency` requests running until all are answered, each with its copies."""
+        vllm_engine: Any = self.llm.llm_engine
+        waiting, running = list(requests), dict[str, str]()
+        answers: dict[str, list[Answer]] = {}
+        while waiting or running:
+            # Two a step, and no more: so requests arrive while others are at every stage.
+            for name in waiting[: min(2, concurrency - len(running))]:
+                waiting.remove(name)
+                prompt = {"prompt_token_ids": self.prompt_token_ids(requests[name])}
+                running[name] = vllm_engine.add_request(name, prompt, self.params(requests[name])) or name
+            for output in vllm_engine.step():
+                abort_at = requests[output.request_id].abort_at
+                if output.finished:
+                    del running[output.request_id]
+                elif abort_at is not None and len(output.outputs[0].token_ids) >= abort_at:
+                    vllm_engine.abort_request([running.pop(output.request_id)], internal=True)
+                else:
+                    continue
+                answers[output.request_id] = [answer_of(completion) for completion in output.outputs]
+        return answers
 
     def prompt_token_ids(self, request: Request) -> list[int]:
         tokenizer = self.llm.get_tokenizer()
@@ -127,12 +172,14 @@ class Engine:
     @staticmethod
     def params(request: Request) -> Any:
         from vllm import SamplingParams
-        from vllm.sampling_params import StructuredOutputsParams
+        from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
-        schema = (
-            {"structured_outputs": StructuredOutputsParams(json=request.schema)} if request.schema else {}
-        )
-        return SamplingParams(**{"temperature": 0, "max_tokens": 48, **schema, **request.params})
+        params: dict[str, Any] = {"temperature": 0, "max_tokens": MAX_TOKENS, **request.params}
+        if request.structured is not None:
+            params["structured_outputs"] = StructuredOutputsParams(**request.structured)
+        if request.abort_at is None:
+            params["output_kind"] = RequestOutputKind.FINAL_ONLY
+        return SamplingParams(**params)
 
     @contextmanager
     def events(self) -> Iterator[Events]:
@@ -141,21 +188,13 @@ class Engine:
             self.proposer.steps.clear()
         before, events = self._counters(), Events()
         yield events
-        after = self._counters()
-        events.num_draft_tokens = (
-            after["spec_decode_num_draft_tokens"] - before["spec_decode_num_draft_tokens"]
-        )
-        events.num_accepted_tokens = (
-            after["spec_decode_num_accepted_tokens"] - before["spec_decode_num_accepted_tokens"]
-        )
-        events.num_preemptions = after["num_preemptions"] - before["num_preemptions"]
+        for name, value in self._counters().items():
+            setattr(events, name, value - before[name])
 
     def _counters(self) -> dict[str, int]:
-        counters = dict.fromkeys(
-            ("spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens", "num_preemptions"), 0
-        )
+        counters = dict.fromkeys((field.name for field in fields(Events)), 0)
         for metric in self.llm.get_metrics():
-            name = metric.name.removeprefix("vllm:")
+            name = "num_" + re.sub("^vllm:(spec_decode_)?(num_)?", "", metric.name)
             if name in counters:
                 counters[name] += metric.value
         return counters
@@ -188,12 +227,15 @@ class Engines:
         self._config = self._engine = None
 
 
-def answer_of(output: Any) -> Answer:
-    completion = output.outputs[0]
+def answer_of(completion: Any) -> Answer:
+    positions = [] if completion.logprobs is None else completion.logprobs
+    by_rank = [sorted((token.logprob for token in position.values()), reverse=True) for position in positions]
     return Answer(
         tuple(completion.token_ids),
         completion.text,
         completion.finish_reason,
         completion.stop_reason,
         None if completion.logprobs is None else len(completion.logprobs),
+        tuple(position[i].logprob for i, position in zip(completion.token_ids, positions, strict=False)),
+        tuple(best[0] - best[1] for best in by_rank if len(best) > 1),
     )

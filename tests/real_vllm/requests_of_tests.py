@@ -57,7 +57,7 @@ TO_MAX_MODEL_LEN = {
 }
 WITH_SCHEMA = {
     f"schema {number}": Request(
-        _user(f"{text} Answer with JSON such as {EXAMPLE}"), {"max_tokens": 80}, schema=SCHEMA
+        _user(f"{text} Answer with JSON such as {EXAMPLE}"), {"max_tokens": 80}, structured={"json": SCHEMA}
     )
     for number, text in enumerate(
         (

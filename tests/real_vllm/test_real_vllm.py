@@ -5,8 +5,12 @@ batch alone can tip a near-tie. Each test also asserts that what it is about too
 """
 
 import json
+import socket
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
+from urllib.request import urlopen
 
 import pytest
 from engine import (
@@ -17,18 +21,18 @@ from engine import (
     Engine,
     EngineConfig,
     Engines,
+    Events,
     Request,
-    answer_of,
 )
-from ngram_spec.vllm import MAX_FAULTS, sampling_is_broken
+from ngram_spec.vllm import MAX_FAULTS
 from requests_of_tests import DOZEN, REQUESTS, TO_MAX_MODEL_LEN, WITH_A_STOP, WITH_SCHEMA
+from sampling import mend_sampling
 from watched import WatchedProposer
 
 # The warnings are of vLLM's own libraries.
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 
 DRAFTING = EngineConfig()
-SHORT_FORM = EngineConfig(short_form=True)
 CHUNKED = EngineConfig(max_num_batched_tokens=64)
 # One request of max_model_len needs 24 blocks of 32 tokens; of the dozen prompts three fit, and barely grow.
 SMALL_CACHE = EngineConfig(num_blocks=34)
@@ -46,7 +50,7 @@ def engines() -> Iterator[Engines]:
 def baseline(engines: Engines) -> dict[str, Answer]:
     """What vLLM without speculation answers to every request of these tests, each alone."""
     engine = engines.get(BASELINE)
-    return {name: engine.alone(request) for name, request in REQUESTS.items()}
+    return one_by_one(engine, REQUESTS)
 
 
 def watched(engine: Engine) -> WatchedProposer:
@@ -59,38 +63,29 @@ def assert_same(answers: Mapping[str, Answer], baseline: Mapping[str, Answer]) -
         assert answer == baseline[name], name
 
 
-def mend_sampling(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets vLLM's CPU build sample at the temperature asked for, where it loses it under any speculation."""
-    import torch
-    from vllm.v1.sample import rejection_sampler
-
-    def expand(
-        x: torch.Tensor,
-        cu_num_tokens: torch.Tensor,
-        num_tokens: int,
-        replace_from: int = 0,
-        replace_to: int = 0,
-    ) -> torch.Tensor:
-        repeats = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1))
-        return torch.where(x == replace_from, torch.full_like(x, replace_to), x).repeat_interleave(repeats)
-
-    if sampling_is_broken():
-        monkeypatch.setattr(rejection_sampler, "expand_batch_to_tokens", expand)
-    assert not sampling_is_broken()
-
-
 def together(engine: Engine, requests: Mapping[str, Request]) -> dict[str, Answer]:
     return dict(zip(requests, engine.together(list(requests.values())), strict=True))
 
 
+def one_by_one(engine: Engine, requests: Mapping[str, Request]) -> dict[str, Answer]:
+    return {name: engine.alone(request) for name, request in requests.items()}
+
+
+@contextmanager
+def sound_drafts(engine: Engine, num_accepted_tokens: int = 1) -> Iterator[Events]:
+    """So many draft tokens were accepted in the block, and every draft was a fresh drafter's."""
+    with engine.events() as events:
+        yield events
+    assert events.num_accepted_tokens >= num_accepted_tokens
+    watched(engine).assert_drafts_are_those_of_fresh_drafters()
+
+
 def test_a_dozen_prompts_alone_give_the_same_ids(engines: Engines, baseline: dict[str, Answer]) -> None:
     engine = engines.get(DRAFTING)
-    with engine.events() as events:
-        answers = {name: engine.alone(request) for name, request in DOZEN.items()}
+    with sound_drafts(engine, num_accepted_tokens=100):
+        answers = one_by_one(engine, DOZEN)
     assert_same(answers, baseline)
     assert len(answers) == 12
-    assert events.num_accepted_tokens > 100
-    watched(engine).assert_drafts_are_those_of_fresh_drafters()
 
 
 def test_a_dozen_prompts_in_one_batch_give_the_same_ids(
@@ -103,7 +98,7 @@ def test_a_dozen_prompts_in_one_batch_give_the_same_ids(
         for number, (name, request) in enumerate(DOZEN.items())
     }
     accepted_before = watched(engine).stats()["num_accepted_tokens"]
-    with engine.events() as events:
+    with sound_drafts(engine, num_accepted_tokens=100) as events:
         answers = together(engine, requests)
     # What the proposer reads off the lengths of what was sampled is what vLLM counts.
     assert watched(engine).stats()["num_accepted_tokens"] - accepted_before == events.num_accepted_tokens
@@ -115,72 +110,53 @@ def test_a_dozen_prompts_in_one_batch_give_the_same_ids(
             assert answer == baseline[name], name
     assert max(len(rows) for rows in watched(engine).steps) == 12
     assert watched(engine).num_moves() > 0
-    assert events.num_accepted_tokens > 100
-    watched(engine).assert_drafts_are_those_of_fresh_drafters()
 
 
 def test_a_request_that_reaches_max_model_len_ends_where_it_would(
     engines: Engines, baseline: dict[str, Answer]
 ) -> None:
     engine = engines.get(DRAFTING)
-    with engine.events() as events:
+    with sound_drafts(engine):
         answers = together(engine, TO_MAX_MODEL_LEN)
     assert_same(answers, baseline)
     assert answers["to max_model_len"].finish_reason == "length"
     longest = max(len(row.token_ids) for rows in watched(engine).steps for row in rows)
     assert MAX_MODEL_LEN - 2 * NUM_SPECULATIVE_TOKENS <= longest <= MAX_MODEL_LEN
     assert len(answers["to max_model_len"].token_ids) == 60
-    assert events.num_accepted_tokens > 0
-    watched(engine).assert_drafts_are_those_of_fresh_drafters()
 
 
 def test_after_an_abort_in_mid_stream_the_others_go_on_as_if_alone(
     engines: Engines, baseline: dict[str, Answer]
 ) -> None:
     engine = engines.get(DRAFTING)
-    names = list(DOZEN)[:5]
-    vllm_engine: Any = engine.llm.llm_engine
-    answers: dict[str, Answer] = {}
-    with engine.events() as events:
-        internal = {
-            name: vllm_engine.add_request(
-                name, {"prompt_token_ids": engine.prompt_token_ids(DOZEN[name])}, engine.params(DOZEN[name])
-            )
-            for name in names
-        }
-        num_steps = 0
-        while vllm_engine.has_unfinished_requests():
-            for output in vllm_engine.step():
-                if output.finished:
-                    answers[output.request_id] = answer_of(output)
-            num_steps += 1
-            if num_steps == 4:
-                assert names[0] not in answers
-                vllm_engine.abort_request([internal[names[0]] or names[0]], internal=True)
-    assert sorted(answers) == sorted(names[1:])
+    requests = dict(list(DOZEN.items())[:5])
+    first = next(iter(requests))
+    requests[first] = replace(requests[first], abort_at=4)
+    with sound_drafts(engine):
+        answers = {name: copies[0] for name, copies in engine.serve(requests, concurrency=5).items()}
+    aborted = answers.pop(first)
+    assert aborted.finish_reason is None
+    assert aborted.token_ids == baseline[first].token_ids[: len(aborted.token_ids)]
+    assert sorted(answers) == sorted(set(requests) - {first})
     assert_same(answers, baseline)
     assert watched(engine).num_moves() > 0
-    assert events.num_accepted_tokens > 0
-    watched(engine).assert_drafts_are_those_of_fresh_drafters()
 
 
 def test_json_schema_output_is_valid_and_the_same(engines: Engines, baseline: dict[str, Answer]) -> None:
     engine = engines.get(DRAFTING)
-    with engine.events() as events:
+    with sound_drafts(engine):
         answers = together(engine, WITH_SCHEMA)
     assert_same(answers, baseline)
     for answer in answers.values():
         assert answer.finish_reason == "stop"
         assert set(json.loads(answer.text)) == {"title", "place", "year"}
-    assert events.num_accepted_tokens > 0
-    watched(engine).assert_drafts_are_those_of_fresh_drafters()
 
 
 def test_stop_strings_and_end_of_sequence_stop_where_they_would(
     engines: Engines, baseline: dict[str, Answer]
 ) -> None:
     engine = engines.get(DRAFTING)
-    with engine.events() as events:
+    with sound_drafts(engine):
         answers = together(engine, WITH_A_STOP)
     assert_same(answers, baseline)
     for name, answer in answers.items():
@@ -191,8 +167,6 @@ def test_stop_strings_and_end_of_sequence_stop_where_they_would(
             assert answer.token_ids[-1] == watched(engine).eos_token_id
         else:
             assert answer.stop_reason in WITH_A_STOP[name].params["stop"]
-    assert events.num_accepted_tokens > 0
-    watched(engine).assert_drafts_are_those_of_fresh_drafters()
 
 
 def test_sampled_output_keeps_its_limits(engines: Engines, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,7 +179,7 @@ def test_sampled_output_keeps_its_limits(engines: Engines, monkeypatch: pytest.M
         for seed, (name, request) in enumerate(list(DOZEN.items())[:4])
         for max_tokens in (1, 7, 40)
     }
-    with engine.events() as events:
+    with sound_drafts(engine, num_accepted_tokens=20):
         answers = together(engine, requests)
     for name, answer in answers.items():
         max_tokens = requests[name].params["max_tokens"]
@@ -217,8 +191,6 @@ def test_sampled_output_keeps_its_limits(engines: Engines, monkeypatch: pytest.M
         assert (answer.token_ids[-1] == eos) == (answer.finish_reason == "stop")
         assert eos not in answer.token_ids[:-1]
         assert answer.num_logprobs == len(answer.token_ids)
-    assert events.num_accepted_tokens > 20
-    watched(engine).assert_drafts_are_those_of_fresh_drafters()
 
 
 def test_a_proposer_that_reads_past_the_end_of_a_row_is_found_out(engines: Engines) -> None:
@@ -274,13 +246,11 @@ def test_a_target_that_accepts_every_draft_token_is_found_out(
 def test_prompts_prefilled_in_chunks_give_the_same_ids(engines: Engines, baseline: dict[str, Answer]) -> None:
     engine = engines.get(CHUNKED)
     requests = dict(list(DOZEN.items())[::2])
-    with engine.events() as events:
+    with sound_drafts(engine):
         answers = together(engine, requests)
     assert_same(answers, baseline)
     partial = [row for rows in watched(engine).steps for row in rows if not row.has_sampled]
     assert len(partial) > len(requests)
-    assert events.num_accepted_tokens > 0
-    watched(engine).assert_drafts_are_those_of_fresh_drafters()
 
 
 def test_a_preempted_request_resumes_as_if_nothing_had_happened(
@@ -288,23 +258,41 @@ def test_a_preempted_request_resumes_as_if_nothing_had_happened(
 ) -> None:
     engine = engines.get(SMALL_CACHE)
     requests = dict(list(DOZEN.items())[:6])
-    with engine.events() as events:
+    with sound_drafts(engine) as events:
         answers = together(engine, requests)
     assert_same(answers, baseline)
     assert events.num_preemptions > 0
     assert watched(engine).num_returns() > 0
-    assert events.num_accepted_tokens > 0
-    watched(engine).assert_drafts_are_those_of_fresh_drafters()
 
 
-def test_the_short_form_drafts_and_gives_the_same_ids(engines: Engines, baseline: dict[str, Answer]) -> None:
-    engine = engines.get(SHORT_FORM)
+def test_the_short_form_drafts_gives_the_same_ids_and_starts_again_on_its_port(
+    engines: Engines, baseline: dict[str, Answer]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    config = EngineConfig(short_form=True, metrics_port=port)
     requests = dict(list(DOZEN.items())[:3])
-    with engine.events() as events:
-        answers = together(engine, requests)
-    assert_same(answers, baseline)
-    assert engine.llm.llm_engine.vllm_config.additional_config == {"ngram_spec": {"draft_cost": 0.02}}
-    assert events.num_accepted_tokens > 0
+    for _ in range(2):
+        engine = engines.get(config)
+        with engine.events() as events:
+            answers = together(engine, requests)
+        assert_same(answers, baseline)
+        given = engine.llm.llm_engine.vllm_config.additional_config
+        assert given == {"ngram_spec": {"draft_cost": 0.02, "metrics_port": port}}
+        # Those of this engine, so the port was free again for the second one.
+        assert accepted_tokens_at(port) == events.num_accepted_tokens > 0
+        del engine
+        engines.close()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port))
+
+
+def accepted_tokens_at(port: int) -> float:
+    with urlopen(f"http://127.0.0.1:{port}/metrics") as response:
+        lines = response.read().decode().splitlines()
+    return float(
+        next(line for line in lines if line.startswith("ngram_spec_accepted_tokens_total ")).split()[1]
+    )
 
 
 def test_the_requests_of_this_module_have_names_of_their_own() -> None:
