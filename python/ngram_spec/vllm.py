@@ -6,7 +6,7 @@
         --additional-config '{"ngram_spec": {"draft_cost": 0.05}}'
 
 `vllm_plugin` gives the short form of these flags, `vllm_options` has the options. Every other fact about vLLM
-that this package relies on stands in this module, as read in vLLM 0.22.0 to 0.33.0 (`vllm_version` checks):
+that drafting relies on stands in this module, as read in vLLM 0.22.0 to 0.33.0 (`vllm_version` checks):
 `v1/worker/gpu_model_runner.py` (the call), `v1/spec_decode/custom_class_proposer.py` (the door),
 `v1/core/sched/scheduler.py` (batch-size schedule), `v1/sample/rejection_sampler.py` (`MAX_SPEC_LEN`),
 `v1/executor/multiproc_executor.py` (whose drafts are used).

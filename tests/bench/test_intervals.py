@@ -86,9 +86,7 @@ def test_an_arm_against_itself_makes_exactly_no_difference(seconds: list[float])
 
 
 @settings(max_examples=20, deadline=None)
-@given(
-    st.lists(st.floats(0.1, 10), min_size=6, max_size=6), st.lists(st.floats(0.1, 10), min_size=6, max_size=6)
-)
+@given(SIX_SECONDS, SIX_SECONDS)
 def test_the_interval_of_off_over_the_arm_is_the_arm_s_turned_over(
     ours: list[float], theirs: list[float]
 ) -> None:

@@ -5,6 +5,8 @@ compared), `workloads` (what is asked) -> `server` (starts and stops vLLM), `ser
 -> `load` (asks, and times every chunk), `scrape` (the server's counters) -> `run` (which block comes next)
 -> `records` (what was measured, as kept on disk) -> `measures`, `intervals` ->
 `loops`, `outputs`, `checks` (do they count?) -> `goal`, `verdict` (of one arm at one load) -> `recommend`,
-`checklist`, `warn` -> `summarize`, which fills a `summary` (all that a report shows) -> `tables`, `charts`,
-`page`.
+`checklist`, `warn` -> `summarize`, which fills a `summary` (all that a report shows) -> `figures` (how it is
+written) -> `tables`, `charts`, `page`, `report` (as JSON).
+
+Without a server `closed_loop` replays recordings, and `modelled` makes a `summary` of them with a cost curve.
 """

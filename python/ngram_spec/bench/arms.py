@@ -12,11 +12,10 @@ from typing import Any
 
 from ngram_spec._core import NgramSpecError
 from ngram_spec.bench.records import OFF, OFF_V1, Arm
-from ngram_spec.vllm_plugin import METHOD
+from ngram_spec.vllm_plugin import DEFAULT_NUM_SPECULATIVE_TOKENS, METHOD
 
 NGRAM, SUFFIX = "ngram", "suffix"
 SPECULATIVE_CONFIG = "--speculative-config"
-NUM_SPECULATIVE_TOKENS = 16
 # As vLLM's own documentation has them.
 NGRAM_CONFIG = {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4}
 # Without its memory of earlier answers: a run asks the same prompts again at each concurrency, and that
@@ -32,7 +31,7 @@ def make_arms(
     names: Sequence[str],
     extra: Mapping[str, str],
     *,
-    num_speculative_tokens: int = NUM_SPECULATIVE_TOKENS,
+    num_speculative_tokens: int = DEFAULT_NUM_SPECULATIVE_TOKENS,
     draft_cost: object = None,
 ) -> tuple[Arm, ...]:
     """Return the arms of these names, then those of `extra`: --speculative-config as JSON, by arm.

@@ -2,12 +2,11 @@
 
 from collections.abc import Callable, Iterable, Sequence
 
+from ngram_spec.bench.figures import memory_differences
 from ngram_spec.bench.recommend import peak_difference
 from ngram_spec.bench.records import OFF, Settings
 from ngram_spec.bench.summary import Cell, ChecklistItem, Measures, Recommendation
 from ngram_spec.bench.verdict import counted, percent
-
-MIB = 2**20
 
 
 def checklist(
@@ -107,9 +106,7 @@ def _gain_of(ours: Sequence[Cell], offs: Sequence[Cell]) -> str:
     )
     process_bytes = peak_difference(ours, offs, lambda measures: measures.process_bytes)
     gpu_bytes = peak_difference(ours, offs, lambda measures: measures.gpu_bytes)
-    kinds = ((process_bytes, "main memory"), (gpu_bytes, "GPU memory"))
-    memory = [f"{extra / MIB:+.0f} MiB of {kind}" for extra, kind in kinds if extra is not None]
-    return "; ".join((f"tokens per second {speeds}", *memory))
+    return "; ".join((f"tokens per second {speeds}", *memory_differences(process_bytes, gpu_bytes)))
 
 
 def _kept(recommendations: Sequence[Recommendation]) -> str:

@@ -17,6 +17,7 @@ from ngram_spec.bench.modelled_options import (
     check_only_modelled_options,
 )
 from ngram_spec.bench.sizes import FULL, FULL_ON_CPU, QUICK_MODEL
+from ngram_spec.vllm_plugin import DEFAULT_NUM_SPECULATIVE_TOKENS
 
 if TYPE_CHECKING:
     from ngram_spec.bench.records import Run
@@ -96,7 +97,7 @@ def add_bench_parser(commands: "argparse._SubParsersAction[argparse.ArgumentPars
     where.add_argument(
         "--num-speculative-tokens",
         type=int,
-        default=16,
+        default=DEFAULT_NUM_SPECULATIVE_TOKENS,
         metavar="N",
         help="most draft tokens per step of arm ngram_spec (default: %(default)s)",
     )

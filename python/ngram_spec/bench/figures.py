@@ -284,13 +284,14 @@ def setting(summary: Summary) -> str:
 
 def extra_memory(recommendation: Recommendation) -> str | None:
     """Return what the arm takes over arm off, such as "+120 MiB of main memory"; None where not known."""
-    kinds = (
-        (recommendation.extra_process_bytes, "main memory"),
-        (recommendation.extra_gpu_bytes, "GPU memory"),
-    )
-    parts = [
+    parts = memory_differences(recommendation.extra_process_bytes, recommendation.extra_gpu_bytes)
+    return f"Memory against {OFF}: {', '.join(parts)}" if parts else None
+
+
+def memory_differences(process_bytes: int | None, gpu_bytes: int | None) -> list[str]:
+    """Return each that is known as a text such as "+120 MiB of main memory"."""
+    return [
         f"{'-' if extra <= -MIB else '+'}{size(abs(extra))} of {kind}"
-        for extra, kind in kinds
+        for extra, kind in ((process_bytes, "main memory"), (gpu_bytes, "GPU memory"))
         if extra is not None
     ]
-    return f"Memory against {OFF}: {', '.join(parts)}" if parts else None

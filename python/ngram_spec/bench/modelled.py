@@ -23,7 +23,7 @@ from ngram_spec._core import CostCurve, NgramSpecError
 from ngram_spec.bench.arms import make_arms
 from ngram_spec.bench.closed_loop import AnswerCounts, LoopCounts, replay_closed_loop
 from ngram_spec.bench.intervals import interval_of
-from ngram_spec.bench.measures import percentiles
+from ngram_spec.bench.measures import MS_PER_SECOND, percentiles
 from ngram_spec.bench.modelled_options import CONCURRENCIES, DEFAULT_COST_CURVE, METHOD_OVERHEAD
 from ngram_spec.bench.plan import parse_concurrencies
 from ngram_spec.bench.recommend import recommend
@@ -42,7 +42,6 @@ from ngram_spec.vllm_plugin import METHOD
 
 # Fewer records than this show nothing, however much they agree.
 MIN_RECORDS = 4
-MS_PER_SECOND = 1000.0
 SMALL_MODEL = (
     "The recordings that ship with ngram-spec are of a model of 135M parameters, which copies and repeats "
     "more than a large one: name recordings of your own."

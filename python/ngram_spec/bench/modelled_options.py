@@ -20,6 +20,7 @@ OF_SERVERS = (
     "goal",
     "max_tokens",
     "num_prompts",
+    "rounds",
     "quick",
     "report",
 )

@@ -63,7 +63,7 @@ class Start(Record):
     kind: Literal["start"] = "start"
     number: int
     arm: str
-    # Which half of A B B A this start belongs to: the first two starts are round 0, the others round 1.
+    # From 0; each round starts every arm once, even rounds from the first arm on and odd ones from the last.
     round: int
     command: tuple[str, ...]
     engine_version: str | None
@@ -218,11 +218,10 @@ def as_run(records: Iterable[AnyRecord], place: str) -> Run:
 
 
 def append_record(folder: Path, record: AnyRecord) -> None:
-    """Write one more line to `folder/run.jsonl`, down to the disk.
+    """Write one more line to `folder/run.jsonl`.
 
     Raises:
         OSError: as of writing a file.
     """
     with (folder / RUN_FILE).open("a", encoding="utf-8") as file:
         file.write(record.model_dump_json() + "\n")
-        file.flush()
