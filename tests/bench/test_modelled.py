@@ -235,7 +235,7 @@ def test_whole_records_are_resampled_and_few_of_them_show_nothing(tmp_path: Path
 
 
 def test_the_report_says_that_it_is_modelled_and_on_what(tmp_path: Path) -> None:
-    summary = modelled_summary({"copies": [*map(copies, range(1, 6))]}, settings(tmp_path))
+    summary = modelled_summary({"copies": [*map(copies, range(1, 8))]}, settings(tmp_path))
     assert summary.is_modelled
     output = io.StringIO()
     print_summary(summary, Console(file=output, width=120))
@@ -244,7 +244,7 @@ def test_the_report_says_that_it_is_modelled_and_on_what(tmp_path: Path) -> None
     assert f"cost curve {tmp_path / 'curve.json'}" in said
     assert "read tokens/s as tokens in that time" in said
     assert "20% of a step without drafts, for the loss of async scheduling" in said
-    assert "copies (5 answers)" in said
+    assert "copies (7 answers)" in said
     assert "start" not in said
     (recommendation,) = summary.recommendations
     assert recommendation.arm == METHOD

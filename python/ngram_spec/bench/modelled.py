@@ -30,6 +30,7 @@ from ngram_spec.bench.recommend import recommend
 from ngram_spec.bench.records import OFF, Settings
 from ngram_spec.bench.summary import Cell, Drafting, Interval, Measures, Summary, Word
 from ngram_spec.bench.verdict import against, counted
+from ngram_spec.paired import MIN_RECORDS
 from ngram_spec.recordings import (
     TokenizedResponse,
     choose_tokenizer,
@@ -40,8 +41,6 @@ from ngram_spec.replay import ReplaySettings
 from ngram_spec.vllm_options import checked_max_draft_tokens, read_options
 from ngram_spec.vllm_plugin import METHOD
 
-# Fewer records than this show nothing, however much they agree.
-MIN_RECORDS = 4
 SMALL_MODEL = (
     "The recordings that ship with ngram-spec are of a model of 135M parameters, which copies and repeats "
     "more than a large one: name recordings of your own."
@@ -357,7 +356,8 @@ def _warnings(recordings: Recordings, settings: ModelledSettings) -> tuple[str, 
     warnings.append(
         f"Each step with method {METHOD} is taken to cost {settings.method_overhead:.0%} of a step without "
         "drafts, for the loss of async scheduling (--method-overhead). For n-gram drafts 20 to 39 % were "
-        "measured upstream, and it is less where a step takes longer: ngram-spec bench measures yours."
+        "measured (vllm-project/vllm#29184), and it is less where a step takes longer: ngram-spec bench "
+        "measures yours."
     )
     if settings.cost_curve == DEFAULT_COST_CURVE:
         warnings.append(

@@ -7,8 +7,8 @@ from ngram_spec._core import NgramSpecError
 
 DEFAULT_COST_CURVE = "h100"
 CONCURRENCIES = (1, 4, 16, 64)
-# The low end of what was measured upstream: vLLM's n-gram drafts with async scheduling are 20 to 39 % faster
-# than without. A verdict that leaves it out would say "on" where a server says "off".
+# The low end of what vllm-project/vllm#29184 measured: n-gram drafts with async scheduling are 20 to 39 %
+# faster than without. A verdict that leaves it out would say "on" where a server says "off".
 METHOD_OVERHEAD = 0.2
 # What is only of servers, by the name of the option.
 OF_SERVERS = (
