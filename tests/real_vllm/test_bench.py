@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import uuid
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from documented import commands
 
 # Before small_model: engine adds its folder to the path, and sets what vLLM reads of the environment.
 from engine import MAX_MODEL_LEN
@@ -40,14 +42,22 @@ def processes_with(mark: str) -> list[psutil.Process]:
 def test_a_quick_bench_comes_to_a_verdict_with_an_interval_and_leaves_nothing_running(tmp_path: Path) -> None:
     pytest.importorskip("vllm", reason="needs vLLM: `make test` installs it")
     (rag,) = (file for file in packaged_recordings() if file.name == "rag.jsonl")
-    out, mark = tmp_path / "out", uuid.uuid4().hex
+    (tmp_path / "chat.jsonl").write_text(rag.read_text("utf-8"), encoding="utf-8")
+    out, mark = tmp_path / "verdict", uuid.uuid4().hex
     # A server has several processes, unlike the engines of the other tests.
     environment = os.environ | {"BENCH_MARK": mark, "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
-    own = ("--quick", "--model", str(small_model()), "--out", str(out), str(rag))
+    (documented,) = (one for one in commands("turn-it-off") if one.text.startswith("ngram-spec bench"))
+    arguments = shlex.split(documented.text.replace("MODEL", str(small_model())))[1:]
     flags = ("--", "--max-model-len", str(2 * MAX_MODEL_LEN))
-    command = [str(Path(sys.executable).with_name("ngram-spec")), "bench", *own, *SIZES, *flags]
+    program = Path(sys.executable).with_name("ngram-spec")
     bench = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False
+        [program, *arguments, "--quick", *SIZES, *flags],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
     )
     assert bench.returncode == 0, bench.stderr
     assert processes_with(mark) == []
@@ -88,4 +98,4 @@ def test_a_quick_bench_comes_to_a_verdict_with_an_interval_and_leaves_nothing_ru
     page = (out / "report.html").read_text("utf-8")
     assert summary.recommendations[0].headline in page
     assert f"{ours.speedup.estimate:.2f}" in bench.stdout
-    assert str(out / "report.html") in bench.stdout
+    assert "verdict/report.html" in bench.stdout

@@ -29,7 +29,7 @@ OBSERVED, *OBSERVATIONS = commands("see-that-it-works")
 SWITCHES = [command for command in commands("turn-it-off") if "ngram-spec.off" in command.text]
 REFUSED = commands("what-speculation-refuses")
 OFFLINE = commands("what-to-expect")
-# Run by test_bench.py, with a shorter budget.
+# Run by test_bench.py, with fewer and shorter answers.
 LIVE_BENCH = [command for command in commands("turn-it-off") if "ngram-spec bench" in command.text]
 INSTALLS = [command for command in commands("container") if not command.text.startswith("docker")]
 CONTAINERS = [command for command in commands("container") if command.text.startswith("docker")]
