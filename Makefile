@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench clean
+.PHONY: help demo test lint bench soak clean
 
 PYTHON ?= python3
 VLLM_VERSION ?= 0.32.0
@@ -32,6 +32,7 @@ help:
 	@echo 'make test    every test, in real vLLM too'
 	@echo 'make lint    formatting, lints, types'
 	@echo 'make bench   speed and memory of the drafter (RECORDINGS="a.jsonl b.jsonl" for your own text)'
+	@echo 'make soak    2,000 requests through real vLLM: memory, and the time of the proposer in a step'
 	@echo 'make clean   remove all that the others made'
 	@echo
 	@echo 'The first run installs vLLM ($(VLLM_VERSION), some 6 GB) into $(VENV). PYTHON=python3.12 picks another Python.'
@@ -58,6 +59,10 @@ bench: $(STAMPS)/package
 	cargo bench -p ngram-spec --bench speed
 	python -m pytest benches $(ARGS) $(addprefix --recording=,$(RECORDINGS)) \
 		--benchmark-columns=median,mean,rounds --benchmark-sort=name
+
+soak: $(STAMPS)/package $(STAMPS)/engine $(MODEL)
+	@python benches/proposer.py
+	@python benches/soak.py $(ARGS)
 
 clean:
 	rm -rf $(VENV) .models target dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
