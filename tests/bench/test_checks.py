@@ -97,7 +97,7 @@ def test_a_probe_that_was_not_answered_or_shows_a_clear_winner_does_not_excuse()
 
 def test_where_off_differs_from_itself_answers_are_counted_apart() -> None:
     run = made_up_run(FASTER, outputs={SPEC: leaves_at(5, "3-1")})
-    unlike = timed_answer("3-1", leaves_at(9, "3-1")("3-1"), 0.64)
+    unlike = timed_answer("3-1", (*text_like("3-1")[:5], *range(20_000, 20_000 + OUTPUT_LEN - 5)), 0.64)
     changed = with_answers(run, {"3-1": unlike}, arm=OFF)
     first_round = tuple(one for one in changed.blocks if one.round == 0)
     others = tuple(one for one in run.blocks if one.round != 0)

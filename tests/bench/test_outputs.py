@@ -50,9 +50,27 @@ def test_an_answer_that_differs_is_wrong_unless_the_probe_found_a_near_tie_at_th
 
 
 def test_where_off_differs_from_itself_a_difference_proves_nothing() -> None:
-    outputs = off_outputs(ids(1, 2, 3), ids(1, 5, 6))
-    assert outputs.likeness(WORKLOAD, ids(7, 7, 7)) is Likeness.UNSTABLE
+    outputs = off_outputs(ids(1, 2, 3, 4), ids(1, 5, 6))
+    assert outputs.likeness(WORKLOAD, ids(1, 7, 7)) is Likeness.UNSTABLE
     assert outputs.num_answers(WORKLOAD, "p") == 2
+
+
+def test_at_no_other_token_is_an_answer_excused_by_an_off_that_differs_from_itself() -> None:
+    outputs = off_outputs(ids(1, 2, 3, 4), ids(1, 5, 6), gaps={2: 0.02, 3: 0.2})
+    assert outputs.likeness(WORKLOAD, ids(7, 7, 7)) is Likeness.DIFFERENT
+    # Behind that token it goes on with one of off's answers, and is held to that one.
+    assert outputs.likeness(WORKLOAD, ids(1, 2, 7)) is Likeness.NEAR_TIE
+    assert outputs.likeness(WORKLOAD, ids(1, 2, 3, 7)) is Likeness.DIFFERENT
+    assert outputs.unprobed([block([ids(7, 7, 7), ids(1, 7), ids(1, 2, 3, 7)])]) == [
+        Divergence(WORKLOAD, "p", ())
+    ]
+
+
+def test_the_same_text_in_another_number_of_tokens_is_not_the_same_answer() -> None:
+    # By its usage the other server would be faster than it is.
+    outputs = off_outputs(answer("p", [(0.1, 2)], text="one two"))
+    assert outputs.likeness(WORKLOAD, answer("p", [(0.1, 2)], text="one two")) is Likeness.SAME
+    assert outputs.likeness(WORKLOAD, answer("p", [(0.1, 3)], text="one two")) is Likeness.DIFFERENT
 
 
 def test_a_prompt_that_off_has_not_answered_cannot_be_compared() -> None:

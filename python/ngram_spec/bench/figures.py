@@ -206,7 +206,7 @@ COLUMNS = (
     Column(
         OUTPUTS,
         "unstable",
-        "answers that differ where arm off does not always answer the same itself",
+        "answers that leave those of off at a token where arm off does not always go on the same itself",
         lambda cell: count(cell.num_unstable_outputs),
     ),
 )

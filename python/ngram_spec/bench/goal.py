@@ -5,11 +5,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ngram_spec._core import NgramSpecError
+from ngram_spec.bench.intervals import (
+    Rate,
+    latency,
+    ratio_interval,
+    throughput,
+    time_per_token,
+    time_to_first_token,
+)
 from ngram_spec.bench.measures import measure
 from ngram_spec.bench.records import Block
 from ngram_spec.bench.summary import Measures
 
 LATENCIES = ("ttft", "tpot", "itl", "latency")
+RATES: dict[str, Rate] = {
+    "ttft": time_to_first_token,
+    "tpot": time_per_token,
+    "itl": time_per_token,
+    "latency": latency,
+    "throughput": throughput,
+}
 STATISTICS = ("mean", "p50", "p95", "p99")
 MS_PER_UNIT = {"ms": 1.0, "s": 1000.0}
 
@@ -33,6 +48,13 @@ class Goal:
             return measures.throughput
         percentiles = getattr(measures, f"{self.metric}_ms")
         return None if percentiles is None else float(getattr(percentiles, self.statistic))
+
+    def is_better(self, pairs: Sequence[tuple[Block, Block]]) -> bool:
+        """Return whether the first blocks beat the second ones in the mean of the metric, beyond luck."""
+        ratio = ratio_interval(pairs, RATES[self.metric])
+        if ratio is None:
+            return False
+        return ratio.low > 1 if self.statistic is None else ratio.high < 1
 
     def shown(self, measures: Measures) -> str:
         """Return the value with its unit."""

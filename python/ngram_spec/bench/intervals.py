@@ -45,6 +45,18 @@ def time_per_token(block: Block) -> tuple[float, float] | None:
     return (seconds, num_tokens) if seconds else None
 
 
+def time_to_first_token(block: Block) -> tuple[float, float] | None:
+    """Seconds to the first token of each answer, and answers that have one."""
+    times = [seconds for one in good_answers([block]) if (seconds := ttft(one)) is not None]
+    return (sum(times), len(times)) if any(times) else None
+
+
+def latency(block: Block) -> tuple[float, float] | None:
+    """Seconds of each answer, and answers."""
+    times = [one.finished_at - one.sent_at for one in good_answers([block])]
+    return (sum(times), len(times)) if any(times) else None
+
+
 def pairs_of(ours: Iterable[Block], theirs: Iterable[Block]) -> list[tuple[Block, Block]]:
     """Return the blocks of two arms that asked the same in the same round, in the order of `ours`."""
     by_place = {_place(block): block for block in theirs}

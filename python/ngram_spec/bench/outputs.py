@@ -17,7 +17,7 @@ class Likeness(Enum):
 
     SAME = "same"
     NEAR_TIE = "near-tie"
-    # Arm off does not always answer this prompt the same itself.
+    # Arm off itself does not always go on the same from here.
     UNSTABLE = "unstable"
     DIFFERENT = "different"
 
@@ -61,13 +61,23 @@ class OffOutputs:
             return None
         if any(is_same(answer, other) for other in known):
             return Likeness.SAME
-        for other in known:
-            if answer.token_ids is not None and other.token_ids is not None:
-                place = num_same_tokens(answer.token_ids, other.token_ids)
-                gap = self._gaps.get((workload, answer.prompt_id, place))
-                if gap is not None and gap < MAX_NEAR_TIE_GAP:
-                    return Likeness.NEAR_TIE
-        return Likeness.UNSTABLE if len(known) > 1 else Likeness.DIFFERENT
+        same = self._same_token_ids(workload, answer)
+        if same is None:  # without ids nobody can say where they part
+            return Likeness.UNSTABLE if len(known) > 1 else Likeness.DIFFERENT
+        gap = self._gaps.get((workload, answer.prompt_id, len(same)))
+        if gap is not None and gap < MAX_NEAR_TIE_GAP:
+            return Likeness.NEAR_TIE
+        goes_on = {other.token_ids[: len(same) + 1] for other in known if other.token_ids is not None}
+        num_ways = sum(tokens[: len(same)] == same for tokens in goes_on)
+        return Likeness.UNSTABLE if num_ways > 1 else Likeness.DIFFERENT
+
+    def _same_token_ids(self, workload: str, answer: Answer) -> tuple[int, ...] | None:
+        """Return the tokens that the answer shares with the nearest of arm off; None where one has no ids."""
+        known = [other.token_ids for other in self._answers[workload, answer.prompt_id]]
+        if answer.token_ids is None or None in known:
+            return None
+        ids = [token_ids for token_ids in known if token_ids is not None]
+        return answer.token_ids[: max(num_same_tokens(answer.token_ids, token_ids) for token_ids in ids)]
 
     def unprobed(self, blocks: Iterable[Block]) -> list[Divergence]:
         """Return the places that must be probed before the blocks' answers can be judged, each once.
@@ -78,20 +88,20 @@ class OffOutputs:
         for block in blocks:
             for answer in block.answers:
                 if answer.error is None and self.likeness(block.workload, answer) is Likeness.DIFFERENT:
-                    (other,) = self._answers[block.workload, answer.prompt_id]
-                    if answer.token_ids is not None and other.token_ids is not None:
-                        place = num_same_tokens(answer.token_ids, other.token_ids)
-                        if (block.workload, answer.prompt_id, place) not in self._gaps:
-                            same = other.token_ids[:place]
-                            divergences[Divergence(block.workload, answer.prompt_id, same)] = None
+                    same = self._same_token_ids(block.workload, answer)
+                    if same is not None and (block.workload, answer.prompt_id, len(same)) not in self._gaps:
+                        divergences[Divergence(block.workload, answer.prompt_id, same)] = None
         return list(divergences)
 
 
 def is_same(one: Answer, other: Answer) -> bool:
-    """Return whether two answers are the same, token for token where both have ids."""
+    """Return whether two answers are the same, token for token where both have ids.
+
+    The same text in another number of tokens is not: one of the servers does not count as the other does.
+    """
     if one.token_ids is not None and other.token_ids is not None:
         return one.token_ids == other.token_ids
-    return one.text == other.text
+    return one.text == other.text and one.num_output_tokens == other.num_output_tokens
 
 
 def num_same_tokens(one: tuple[int, ...], other: tuple[int, ...]) -> int:

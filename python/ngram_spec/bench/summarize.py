@@ -97,6 +97,7 @@ def _cell(
         speedup_over_off_v1=over_v1,
         goal=outcome,
         off_goal=goal_outcome(goal, offs) if goal and offs and is_other else None,
+        is_better=goal is not None and goal.is_better(pairs),
     )
     # Outputs that are drawn at random are not compared.
     is_compared = is_other and not run.settings.temperature

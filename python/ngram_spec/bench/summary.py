@@ -102,7 +102,7 @@ class Cell(Record):
     checks: tuple[Check, ...]
     num_same_outputs: int | None
     num_near_ties: int | None
-    # Answers that differ from those of arm off where arm off differs from itself too.
+    # Answers that leave those of arm off at a token at which arm off differs from itself too.
     num_unstable_outputs: int | None = None
     # None where no goal was given.
     meets_goal: bool | None

@@ -2,8 +2,9 @@
 
 1. A check failed: invalid.
 2. Nothing to compare, or one start of each arm, which may be luck: no measurable difference.
-3. With a goal: on if the arm met it in every round and arm off in none; off if arm off met it in every round
-   and the arm did not.
+3. With a goal: on if the arm met it in every round and arm off in none, and the 95 % interval of the mean of
+   the goal's metric shows the arm to be better, since of two arms that are alike one can be below a limit
+   twice and the other above it. Off if arm off met it in every round and the arm did not.
 4. Else the 95 % interval of the throughput over arm off: above 1 on, below 1 off, with 1 in it no measurable
    difference.
 """
@@ -28,8 +29,12 @@ def judge(
     speedup_over_off_v1: Interval | None,
     goal: GoalOutcome | None = None,
     off_goal: GoalOutcome | None = None,
+    is_better: bool = False,
 ) -> tuple[Word, str]:
-    """Return the verdict on one arm at one workload and concurrency, and its reason in sentences."""
+    """Return the verdict on one arm at one workload and concurrency, and its reason in sentences.
+
+    `is_better` is whether the arm beats arm off in what the goal is of, beyond luck.
+    """
     failed = [f"{check.name}: {check.detail}" for check in checks if not check.is_passed]
     if failed:
         return "invalid", "; ".join(failed) + "."
@@ -45,7 +50,7 @@ def judge(
         return "baseline", f"{speed} It has the set-up of the engine that drafts need, and no drafts."
     if speedup.num_rounds < MIN_ROUNDS:
         return "no measurable difference", f"{speed} One start of each arm may be luck: run more rounds."
-    by_goal = _word_by_goal(goal, off_goal)
+    by_goal = _word_by_goal(goal, off_goal, is_better)
     word = by_goal or _word_by_interval(speedup)
     sentences = [_goal_sentence(goal, off_goal), speed]
     if word != "on":
@@ -55,10 +60,10 @@ def judge(
     return word, " ".join(sentence for sentence in sentences if sentence)
 
 
-def _word_by_goal(goal: GoalOutcome | None, off_goal: GoalOutcome | None) -> Word | None:
+def _word_by_goal(goal: GoalOutcome | None, off_goal: GoalOutcome | None, is_better: bool) -> Word | None:
     if goal is None or off_goal is None:
         return None
-    if goal.is_met and off_goal.num_met == 0:
+    if goal.is_met and off_goal.num_met == 0 and is_better:
         return "on"
     if off_goal.is_met and not goal.is_met:
         return "off"
