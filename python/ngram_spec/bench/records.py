@@ -4,11 +4,23 @@ A run's folder holds `run.jsonl`, one of these a line, written as soon as it is 
 a run ends early, and every number of a report is computed from here. Times are in seconds.
 """
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, TypeAdapter, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
 
 from ngram_spec._core import NgramSpecError
 
@@ -18,9 +30,10 @@ OFF_V1 = "off-v1"
 
 
 class Record(BaseModel):
-    """What all records share: they are values, and a field that is not known is an error."""
+    """What all records share: they are values, numbers are finite, and an unknown field is an error."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    # JSON knows no NaN: one that was written could not be read again.
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class Arm(Record):
@@ -41,7 +54,7 @@ class Settings(Record):
     model: str
     # None where the run starts its servers itself.
     urls: dict[str, str] | None = None
-    arms: tuple[Arm, ...]
+    arms: Annotated[tuple[Arm, ...], Field(min_length=1)]
     common_flags: tuple[str, ...] = ()
     # Ids of the prompts of each workload, in the order in which they are sent.
     workloads: dict[str, tuple[str, ...]]
@@ -49,9 +62,9 @@ class Settings(Record):
     workload_digests: dict[str, str]
     # The median over a workload's prompts of `loops.compression`: text that repeats itself has a high one.
     prompt_compression: dict[str, float] = {}
-    concurrencies: tuple[int, ...]
+    concurrencies: Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
     max_tokens: int
-    temperature: float = 0.0
+    temperature: NonNegativeFloat = 0.0
     goal: str | None = None
     # The prompts of a workload are sent in so many groups; the server is idle between two of them.
     num_groups: int
@@ -82,8 +95,8 @@ class Answer(Record):
     chunk_times: tuple[float, ...]
     chunk_num_tokens: tuple[PositiveInt, ...]
     finished_at: float
-    num_prompt_tokens: int | None
-    num_output_tokens: int
+    num_prompt_tokens: NonNegativeInt | None
+    num_output_tokens: NonNegativeInt
     # Where num_output_tokens is from: ids that the server returned, or its usage.
     tokens_counted_by: Literal["ids", "usage"]
     token_ids: tuple[int, ...] | None
@@ -91,27 +104,33 @@ class Answer(Record):
     finish_reason: str | None
     error: str | None = None
 
+    @model_validator(mode="after")
+    def _check_chunks(self) -> Self:
+        if len(self.chunk_times) != len(self.chunk_num_tokens):
+            raise ValueError("chunk_times and chunk_num_tokens must be of the same chunks")
+        return self
+
 
 class Counters(Record):
     """How far the server's own counters grew in a block; None where the server has no such counter."""
 
-    num_output_tokens: int | None = None
-    num_drafts: int | None = None
-    num_draft_tokens: int | None = None
-    num_accepted_tokens: int | None = None
-    num_accepted_by_position: tuple[int, ...] = ()
-    num_preemptions: int | None = None
+    num_output_tokens: NonNegativeInt | None = None
+    num_drafts: NonNegativeInt | None = None
+    num_draft_tokens: NonNegativeInt | None = None
+    num_accepted_tokens: NonNegativeInt | None = None
+    num_accepted_by_position: tuple[NonNegativeInt, ...] = ()
+    num_preemptions: NonNegativeInt | None = None
     # Of ngram-spec's own metrics port.
-    drafter_seconds: float | None = None
-    num_drafter_steps: int | None = None
+    drafter_seconds: NonNegativeFloat | None = None
+    num_drafter_steps: NonNegativeInt | None = None
 
 
 class Resources(Record):
     """What the server took during a block; None where nothing here can tell it."""
 
     # Peaks, of the whole process tree.
-    process_bytes: int | None = None
-    gpu_bytes: int | None = None
+    process_bytes: NonNegativeInt | None = None
+    gpu_bytes: NonNegativeInt | None = None
     # Peak share of the KV cache in use, from 0 to 1.
     kv_cache_usage: float | None = None
     energy_joules: float | None = None
@@ -128,7 +147,7 @@ class Block(Record):
     arm: str
     round: int
     workload: str
-    concurrency: int
+    concurrency: PositiveInt
     group: int
     # From the first request sent to the last answer's end.
     seconds: PositiveFloat
@@ -180,11 +199,12 @@ def read_run(folder: Path) -> Run:
     """
     path = folder / RUN_FILE
     try:
-        lines = path.read_text("utf-8").splitlines(keepends=True)
-    except (OSError, UnicodeDecodeError) as error:
-        raise NgramSpecError(f"{path}: cannot read the run: {error}") from error
-    if lines and not lines[-1].endswith("\n"):
-        lines.pop()
+        # Not str.splitlines, which also splits at the line separators that answers may hold.
+        *lines, last = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise NgramSpecError(f"{path}: cannot read the run: {error.strerror}") from error
+    if _is_record(last):
+        lines.append(last)
     records = []
     for number, line in enumerate(lines, 1):
         try:
@@ -196,11 +216,34 @@ def read_run(folder: Path) -> Run:
     return as_run(records, str(path))
 
 
-def as_run(records: Iterable[AnyRecord], place: str) -> Run:
-    """Return the records sorted by kind; the first must be the settings.
+def end_last_line(folder: Path) -> None:
+    """Have the next record begin a line: end the last one if it is whole, else cut it off.
 
     Raises:
-        NgramSpecError: it is not.
+        OSError: as of writing a file.
+    """
+    with (folder / RUN_FILE).open("r+b") as file:
+        content = file.read()
+        start = content.rfind(b"\n") + 1
+        if _is_record(content[start:]):
+            file.write(b"\n")
+        else:
+            file.truncate(start)
+
+
+def _is_record(line: bytes) -> bool:
+    try:
+        _RECORD.validate_json(line)
+    except ValidationError:
+        return False
+    return True
+
+
+def as_run(records: Iterable[AnyRecord], place: str) -> Run:
+    """Return the records sorted by kind; the first must be the settings, and all others go with them.
+
+    Raises:
+        NgramSpecError: it is not, or one does not.
     """
     every = list(records)
     first, others = every[0] if every else None, every[1:]
@@ -208,20 +251,41 @@ def as_run(records: Iterable[AnyRecord], place: str) -> Run:
         raise NgramSpecError(
             f"{place}: a run must begin with its settings; begin a new run in another folder"
         )
-    return Run(
+    run = Run(
         settings=first,
         starts=tuple(record for record in others if isinstance(record, Start)),
         blocks=tuple(record for record in others if isinstance(record, Block)),
         near_tie_probes=tuple(record for record in others if isinstance(record, NearTieProbe)),
         failures=tuple(record for record in others if isinstance(record, Failure)),
     )
+    _check_places(run, place)
+    return run
+
+
+def _check_places(run: Run, place: str) -> None:
+    """Raise unless all are of arms of the run, and no block is there twice: it would count twice."""
+    arms = [arm.name for arm in run.settings.arms]
+    for name in (*arms, *(start.arm for start in run.starts), *(block.arm for block in run.blocks)):
+        if arms.count(name) != 1:
+            raise NgramSpecError(f"{place}: arms must be in the settings, each once, got {name!r}")
+    seen = set()
+    for block in run.blocks:
+        key = (block.arm, block.round, block.workload, block.concurrency, block.group)
+        if key in seen:
+            raise NgramSpecError(
+                f"{place}: a block must be there once, got that of arm {block.arm}, round {block.round}, on "
+                f"{block.workload} at concurrency {block.concurrency}, group {block.group}, again"
+            )
+        seen.add(key)
 
 
 def append_record(folder: Path, record: AnyRecord) -> None:
-    """Write one more line to `folder/run.jsonl`.
+    """Write one more line to `folder/run.jsonl`, down to the disk.
 
     Raises:
         OSError: as of writing a file.
     """
     with (folder / RUN_FILE).open("a", encoding="utf-8") as file:
         file.write(record.model_dump_json() + "\n")
+        file.flush()
+        os.fsync(file.fileno())

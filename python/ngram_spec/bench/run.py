@@ -5,6 +5,7 @@ that drifts slows all arms alike. Within a start all places are measured, always
 servers run already, all arms measure one place before the next one comes.
 """
 
+import fcntl
 import itertools
 import time
 from collections.abc import Iterator, Sequence
@@ -28,6 +29,7 @@ from ngram_spec.bench.records import (
     Settings,
     append_record,
     as_run,
+    end_last_line,
     read_run,
 )
 from ngram_spec.bench.scrape import read_metrics
@@ -61,8 +63,8 @@ def measure_all(plan: Plan, progress: RunProgress) -> Run:
     Raises:
         NgramSpecError: the folder holds a run with other settings, or the servers cannot be measured.
     """
-    bench = _Bench(plan, progress, begin_or_resume(plan.folder, plan.settings))
-    with progress.shown():
+    with _alone_in(plan.folder), progress.shown():
+        bench = _Bench(plan, progress, begin_or_resume(plan.folder, plan.settings))
         for number in itertools.count():
             bench.measure_round(number)
             if bench.is_enough(number):
@@ -80,11 +82,10 @@ def begin_or_resume(folder: Path, settings: Settings) -> Run:
     path = folder / RUN_FILE
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if not path.exists():
+        if not path.exists() or not path.stat().st_size:
             append_record(folder, settings)
-        _cut_unfinished_line(path)
     except OSError as error:
-        raise NgramSpecError(f"{folder}: cannot write the run there: {error.strerror}; give --out") from error
+        raise NgramSpecError(_cannot_write(folder, error)) from error
     run = read_run(folder)
     for name in Settings.model_fields:
         earlier, now = getattr(run.settings, name), getattr(settings, name)
@@ -93,14 +94,41 @@ def begin_or_resume(folder: Path, settings: Settings) -> Run:
                 f"{folder} holds a run with other settings: {name} was {_shown(earlier)} and is now "
                 f"{_shown(now)}; give the same to go on with it, or another --out to begin anew"
             )
+    # Not before it is known that the file is this run's.
+    try:
+        end_last_line(folder)
+    except OSError as error:
+        raise NgramSpecError(_cannot_write(folder, error)) from error
     return run
 
 
-def _cut_unfinished_line(path: Path) -> None:
-    """Cut off what a run that was killed left of its last line, so that the next one begins a line."""
-    content = path.read_bytes()
-    if not content.endswith(b"\n"):
-        path.write_bytes(content[: content.rfind(b"\n") + 1])
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Keep other runs out of the folder while the block of code runs: two would measure each block twice.
+
+    Raises:
+        NgramSpecError: another run is there, or it cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / RUN_FILE).open("ab")
+    except OSError as error:
+        raise NgramSpecError(_cannot_write(folder, error)) from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise NgramSpecError(
+                f"{folder}: only one ngram-spec bench may measure into a folder, and another one does; wait "
+                "until it has ended, or give another --out"
+            ) from error
+        except OSError:
+            pass  # a network disk without locks
+        yield
+
+
+def _cannot_write(folder: Path, error: OSError) -> str:
+    return f"{folder}: cannot write the run there: {error.strerror}; give --out"
 
 
 def _shown(value: object) -> str:
@@ -246,7 +274,13 @@ class _Bench:
             self.progress.say(f"{arm.name} failed: {error}", style="red")
 
     def _keep(self, record: AnyRecord) -> None:
-        append_record(self.plan.folder, record)
+        try:
+            append_record(self.plan.folder, record)
+        except OSError as error:
+            raise NgramSpecError(
+                f"{self.plan.folder / RUN_FILE}: cannot write what was measured: {error.strerror}; what it "
+                "holds stays, and once there is room the same command goes on"
+            ) from error
         self._records.append(record)
 
     def _probe(self, server: Served) -> None:
