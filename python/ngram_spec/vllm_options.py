@@ -66,7 +66,7 @@ def read_options(
         _check_key(key, value, place, (*OPTIONS, *also_known))
         try:
             pool.update(_pool_option(key, value, derived))
-        except (TypeError, ValueError, OverflowError, OSError) as error:
+        except (TypeError, ValueError, OverflowError, OSError, RecursionError) as error:
             rule = f"{key} must be {OPTIONS[key]}, got {value!r} in {place}"
             raise NgramSpecError(f"{rule} ({error})") from error
     values: dict[str, Any] = {**OWN_DEFAULTS, **given}

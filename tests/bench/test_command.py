@@ -53,8 +53,12 @@ def planned(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> Plan:
         (("--arms", "off,ngrams"), "got 'ngrams'"),
         (("--arm", "mine"), "--arm must be NAME=JSON, each name once, got 'mine'"),
         (("--arm", "mine={}", "--arm", "mine={}"), "each name once, got 'mine={}'"),
-        (("--concurrency", "1,x"), "--concurrency must be whole numbers from 1, such as 1,8,64, got '1,x'"),
+        (("--concurrency", "1,x"), "--concurrency must be whole numbers from 1 to 4096, such as 1,8,64, got"),
         (("--concurrency", "0"), "got '0'"),
+        (("--concurrency", ""), "got ''"),
+        (("--concurrency", "1,,2"), "got '1,,2'"),
+        (("--concurrency", "1000000000"), "got '1000000000'"),
+        (("--concurrency", "9" * 5000), "--concurrency must be whole numbers from 1 to 4096"),
         (("--max-tokens", "0"), "--max-tokens must be at least 1, got 0"),
         (("--num-prompts", "0"), "--num-prompts must be at least 1"),
         (("--rounds", "-1"), "--rounds must be at least 1"),
@@ -62,12 +66,22 @@ def planned(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> Plan:
         (("--start-timeout", "0s"), "--start-timeout must be a time"),
         (("--precision", "nan"), "--precision must be above 0, got nan"),
         (("--temperature", "-1"), "--temperature must be at least 0"),
+        (("--temperature", "inf"), "--temperature must be at least 0, got inf"),
+        (("--budget", "9" * 400 + "h"), "--budget must be a time"),
+        (("--goal", ""), "write for example tpot_p95=30ms"),
+        (("--arms", "ngram", "--arm", 'off={"method": "ngram"}'), "--arm must not be named off"),
+        (("--arm", "off-v1={}"), "--arm must not be named off-v1"),
+        (("--arm", f"{'x' * 65}={{}}"), "an arm's name must be 1 to 64 letters"),
+        (("--arm", f"x={'[' * 99999}"), "--arm x must be JSON"),
+        (("--draft-cost", "[" * 99999), "draft_cost must be a number"),
         (("--goal", "fast"), "write for example tpot_p95=30ms"),
         (("--draft-cost", "dear"), "draft_cost must be a number"),
         (("--num-speculative-tokens", "200"), "num_speculative_tokens must be at most 128"),
         (("--url", "localhost:8000"), "--url must be NAME=URL"),
         (("--url", "a=http://x", "--url", "b=http://y"), "--url must be given for arm off too"),
         (("--url", "http://x", "--url", "http://y"), "each arm once, got 'server' twice"),
+        (("--url", "off=http://x", "--url", "a=http://x/v1"), "each server once, got http://x twice"),
+        (("--url", "http://[::1"), "http://[::1 must be the root of a server"),
         (("--url", "off=http://x", "--arms", "off"), "with --url leave them out"),
         (("--url", "off=http://x", "--", "--seed", "1"), "with --url leave them out"),
         (("--url", "http://127.0.0.1:9"), "http://127.0.0.1:9 must be the root of a server"),
@@ -160,7 +174,7 @@ def test_times_and_sizes_are_taken_as_given(monkeypatch: pytest.MonkeyPatch, tmp
 
 
 def test_the_key_of_a_protected_server_is_taken_from_the_variable_that_vllm_reads(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("VLLM_API_KEY", raising=False)
     assert planned(monkeypatch, "--quick").endpoint.headers == {}
@@ -169,6 +183,11 @@ def test_the_key_of_a_protected_server_is_taken_from_the_variable_that_vllm_read
     assert made.endpoint.headers == {"Authorization": "Bearer secret"}
     # It is kept nowhere.
     assert "secret" not in made.settings.model_dump_json()
+    capsys.readouterr()
+    monkeypatch.setenv("VLLM_API_KEY", "secret\nof two lines")
+    message = refused(capsys, "--quick")
+    assert "VLLM_API_KEY must be printable ASCII without blanks" in message
+    assert "secret" not in message
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,13 @@ def make_arms(
             raise NgramSpecError(
                 f"an arm must be one of {', '.join(NAMES)}, got {name!r}; give others as --arm NAME='{{...}}'"
             )
-    arms += [speculative_arm(name, _parsed(name, text)) for name, text in extra.items()]
+    for name, text in extra.items():
+        if name in (OFF, OFF_V1):
+            raise NgramSpecError(
+                f"--arm must not be named {name}, which drafts nothing: all others are judged against it; "
+                "give another name"
+            )
+        arms.append(speculative_arm(name, _parsed(name, text)))
     _check_names([arm.name for arm in arms])
     return tuple(arms)
 
@@ -102,7 +108,7 @@ def flags_with_metrics(arm: Arm, port: int) -> tuple[tuple[str, ...], int | None
 def _parsed(name: str, text: str) -> dict[str, Any]:
     try:
         config = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise NgramSpecError(
             f"--arm {name} must be JSON as of --speculative-config, got {text!r} ({error})"
         ) from error
@@ -114,8 +120,10 @@ def _parsed(name: str, text: str) -> dict[str, Any]:
 def _check_names(names: Sequence[str]) -> None:
     for name in names:
         # Logs and lines of tables are named by them.
-        if re.fullmatch(r"[\w.-]+", name) is None:
-            raise NgramSpecError(f"an arm's name must be letters, digits, '.', '_' and '-', got {name!r}")
+        if re.fullmatch(r"[\w.-]{1,64}", name) is None:
+            raise NgramSpecError(
+                f"an arm's name must be 1 to 64 letters, digits, '.', '_' and '-', got {name!r}"
+            )
         if names.count(name) > 1:
             raise NgramSpecError(f"arms must have different names, got {name!r} twice")
     if OFF not in names:

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,8 @@ from ngram_spec.vllm_plugin import METHOD
 # The only arm where one server is measured.
 ONLY_ARM = "server"
 SECONDS_PER_UNIT = {"s": 1, "m": 60, "h": 3600}
+# Each request that is open is a connection, and a block has two of them for each.
+MAX_CONCURRENCY = 4096
 # Flags that hold a secret, with the variable that says the same: a report shows flags, and no such variable.
 SECRETS = {"api-key": "VLLM_API_KEY", "hf-token": "HF_TOKEN"}
 
@@ -89,11 +92,11 @@ def _settings(
         workload_digests={one.name: one.digest for one in workloads},
         prompt_compression={one.name: one.prompt_compression for one in workloads},
         concurrencies=parse_concurrencies(options.concurrency)
-        if options.concurrency
+        if options.concurrency is not None
         else sizes.concurrencies,
         max_tokens=options.max_tokens or sizes.max_tokens,
         temperature=options.temperature,
-        goal=options.goal and parse_goal(options.goal).text,
+        goal=None if options.goal is None else parse_goal(options.goal).text,
         num_groups=min(sizes.num_groups, *(len(one.prompts) for one in workloads)),
     )
 
@@ -105,7 +108,7 @@ def _check_numbers(options: argparse.Namespace) -> None:
             raise NgramSpecError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
     if not options.precision > 0:
         raise NgramSpecError(f"--precision must be above 0, got {options.precision:g}")
-    if not options.temperature >= 0:
+    if not 0 <= options.temperature < math.inf:
         raise NgramSpecError(f"--temperature must be at least 0, got {options.temperature:g}")
 
 
@@ -157,7 +160,7 @@ def _draft_cost(given: str) -> object:
     """Return the cost as the proposer takes it, a number or a text."""
     try:
         cost = json.loads(given)
-    except ValueError:
+    except (ValueError, RecursionError):
         cost = given
     read_options({"draft_cost": cost}, {}, "--draft-cost")
     return cost
@@ -173,6 +176,8 @@ def _urls(given: Sequence[str]) -> dict[str, str] | None:
         name = match[1] or ONLY_ARM
         if name in urls:
             raise NgramSpecError(f"--url must name each arm once, got {name!r} twice: give --url NAME=URL")
+        if match[2] in urls.values():
+            raise NgramSpecError(f"--url must name each server once, got {match[2]} twice")
         urls[name] = match[2]
     if len(urls) > 1 and OFF not in urls:
         raise NgramSpecError(
@@ -203,6 +208,8 @@ def _model_at(urls: Mapping[str, str], model: str | None, headers: Mapping[str, 
 def _headers() -> dict[str, str]:
     # vLLM reads the same variable, so servers that are started here ask for this key.
     key = os.environ.get(SECRETS["api-key"])
+    if key and not re.fullmatch("[!-~]+", key):  # the key itself is not to be told
+        raise NgramSpecError(f"{SECRETS['api-key']} must be printable ASCII without blanks, and is not")
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 
@@ -212,14 +219,18 @@ def parse_concurrencies(text: str) -> tuple[int, ...]:
     Raises:
         NgramSpecError: it is no such list.
     """
-    parts = text.split(",")
-    if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
-        raise NgramSpecError(f"--concurrency must be whole numbers from 1, such as 1,8,64, got {text!r}")
-    return tuple(sorted({int(part) for part in parts}))
+    parts = [part.strip() for part in text.split(",")]
+    # A number of more digits is none of them, and Python refuses to read one of thousands.
+    numbers = {int(part) for part in parts if re.fullmatch("[0-9]{1,9}", part)}
+    if len(numbers) < len(set(parts)) or not all(1 <= number <= MAX_CONCURRENCY for number in numbers):
+        raise NgramSpecError(
+            f"--concurrency must be whole numbers from 1 to {MAX_CONCURRENCY}, such as 1,8,64, got {text!r}"
+        )
+    return tuple(sorted(numbers))
 
 
 def _seconds(option: str, text: str) -> float:
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smh])", text)
-    if match is None or not float(match[1]):
+    if match is None or not 0 < float(match[1]) < math.inf:
         raise NgramSpecError(f"{option} must be a time such as 90s, 15m or 1h, got {text!r}")
     return float(match[1]) * SECONDS_PER_UNIT[match[2]]
