@@ -6,6 +6,7 @@ never by the text. While requests are open, what arrives is only noted down; it 
 
 import asyncio
 import json
+import math
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
@@ -13,6 +14,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import aiohttp
+from aiohttp.http_exceptions import HttpProcessingError
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
 
 from ngram_spec._core import NgramSpecError
 from ngram_spec.bench.records import Answer
@@ -22,11 +25,17 @@ REQUEST_TIMEOUT = 120.0
 CONNECT_TIMEOUT = 10.0
 # The first chunk of a chat brings the ids of its whole prompt, on one line.
 MAX_LINE_BYTES = 2**26
+# vLLM sends a chunk for each step, and a few without tokens: a stream that goes on and on is cut off.
+MAX_CHUNKS_PER_TOKEN = 4
+MAX_CHUNKS_WITHOUT_TOKENS = 64
+MAX_ERROR_BYTES = 10_000
 # A server that fails so often in a row is not asked on: it would take as many timeouts as there are prompts.
 MIN_FAILURES_IN_A_ROW = 3
 NUM_TRIAL_TOKENS = 8
 USAGE_AT_END = "the usage came only at the end of the stream"
 COMPLETIONS = "completions"
+
+DATA = b"data:"
 
 CountedBy = Literal["ids", "usage"]
 
@@ -69,7 +78,7 @@ def ask_all(endpoint: Endpoint, prompts: Sequence[Prompt], concurrency: int) -> 
         LoadError: all requests failed, or so many in a row that the rest was not asked.
     """
     exchanges = asyncio.run(_exchange_all(endpoint, prompts, concurrency))
-    answers = [_answer(exchange, endpoint.counted_by) for exchange in exchanges]
+    answers = [_answer(exchange, endpoint) for exchange in exchanges]
     failed = [answer.error for answer in answers if answer.error is not None]
     if len(answers) < len(prompts) or len(failed) == len(prompts):
         raise LoadError(f"{len(failed)} of {len(answers)} requests failed, the last with: {failed[-1]}")
@@ -88,7 +97,7 @@ def find_counting(endpoint: Endpoint, prompt: Prompt) -> CountedBy:
     for counted_by in choices:
         trial = replace(endpoint, counted_by=counted_by, max_tokens=NUM_TRIAL_TOKENS)
         (exchange,) = asyncio.run(_exchange_all(trial, [prompt], 1))
-        answer = _answer(exchange, counted_by)
+        answer = _answer(exchange, trial)
         if answer.error is None and answer.num_output_tokens:
             return counted_by
         refused.append(answer.error or "no tokens came")
@@ -106,10 +115,11 @@ def prompt_token_ids(endpoint: Endpoint, prompt: Prompt) -> list[int] | None:
     answer = asyncio.run(
         _post(endpoint, prompt.route, {**prompt.body, "max_tokens": 1, "return_token_ids": True})
     )
-    if not answer.get("choices"):
+    try:
+        ids = answer.get("prompt_token_ids") or answer["choices"][0].get("prompt_token_ids")
+    except (KeyError, IndexError, TypeError, AttributeError):
         return None
-    ids: list[int] | None = answer.get("prompt_token_ids") or answer["choices"][0].get("prompt_token_ids")
-    return ids
+    return ids if isinstance(ids, list) else None
 
 
 def logprob_gap(endpoint: Endpoint, token_ids: Sequence[int]) -> float | None:
@@ -125,9 +135,10 @@ def logprob_gap(endpoint: Endpoint, token_ids: Sequence[int]) -> float | None:
     answer = asyncio.run(_post(endpoint, COMPLETIONS, body))
     try:
         best = sorted(answer["choices"][0]["logprobs"]["top_logprobs"][0].values(), reverse=True)
-        return float(best[0] - best[1])
-    except (KeyError, IndexError, TypeError):
+        gap = float(best[0] - best[1])
+    except (KeyError, IndexError, TypeError, AttributeError):
         return None
+    return gap if math.isfinite(gap) else None
 
 
 async def _exchange_all(endpoint: Endpoint, prompts: Sequence[Prompt], concurrency: int) -> list[Exchange]:
@@ -167,17 +178,28 @@ async def _exchange(
     }
     if endpoint.counted_by == "ids":
         body["return_token_ids"] = True
+    max_chunks = MAX_CHUNKS_PER_TOKEN * endpoint.max_tokens + MAX_CHUNKS_WITHOUT_TOKENS
+    num_chunks, last_at = 0, time.perf_counter()
     try:
         async with session.post(f"{endpoint.url}/v1/{exchange.prompt.route}", json=body) as response:
             if response.status != 200:
-                exchange.error = f"HTTP {response.status}: {_shown(await response.text())}"
+                content = await response.content.read(MAX_ERROR_BYTES)
+                exchange.error = f"HTTP {response.status}: {_shown(content.decode(errors='replace'))}"
             else:
                 async for line in response.content:
-                    exchange.lines.append((time.perf_counter() - started_at, line))
+                    now = time.perf_counter()
+                    if line.startswith(DATA):
+                        exchange.lines.append((now - started_at, line))
+                        num_chunks, last_at = num_chunks + 1, now
+                    elif now - last_at > endpoint.timeout:
+                        raise TimeoutError  # what keeps a connection open is no answer
+                    if num_chunks > max_chunks:
+                        exchange.error = f"the stream did not end after {max_chunks} chunks"
+                        break
     except TimeoutError:
         exchange.error = f"nothing came for {endpoint.timeout:g} s"
-    except (aiohttp.ClientError, OSError, ValueError) as error:
-        exchange.error = f"{type(error).__name__}: {error}"
+    except (aiohttp.ClientError, HttpProcessingError, OSError, ValueError) as error:
+        exchange.error = _shown(f"{type(error).__name__}: {error}")
     exchange.finished_at = time.perf_counter() - started_at
 
 
@@ -186,11 +208,13 @@ async def _post(endpoint: Endpoint, route: str, body: dict[str, Any]) -> dict[st
     async with _session(endpoint, 1) as session:
         try:
             async with session.post(
-                f"{endpoint.url}/v1/{route}", json={"model": endpoint.model, **body}
+                f"{endpoint.url}/v1/{route}",
+                json={"model": endpoint.model, **body},
+                timeout=aiohttp.ClientTimeout(total=endpoint.timeout),
             ) as response:
                 answer = await response.json(content_type=None)
                 return answer if response.status == 200 and isinstance(answer, dict) else {}
-        except (aiohttp.ClientError, TimeoutError, ValueError):
+        except (aiohttp.ClientError, HttpProcessingError, OSError, ValueError, RecursionError):
             return {}
 
 
@@ -206,13 +230,12 @@ async def _session(endpoint: Endpoint, concurrency: int) -> AsyncIterator[aiohtt
         yield session
 
 
-def _answer(exchange: Exchange, counted_by: CountedBy) -> Answer:
+def _answer(exchange: Exchange, endpoint: Endpoint) -> Answer:
     """Return what the noted lines say: the text, the tokens and when they came."""
-    reader = _Reader(counted_by)
+    reader = _Reader(endpoint)
     if exchange.error is None:
         for arrived_at, line in exchange.lines:
-            if line.startswith(b"data:"):
-                reader.read(arrived_at, line[len(b"data:") :].strip())
+            reader.read(arrived_at, line[len(DATA) :].strip())
     return Answer(
         prompt_id=exchange.prompt.prompt_id,
         sent_at=exchange.sent_at,
@@ -221,19 +244,47 @@ def _answer(exchange: Exchange, counted_by: CountedBy) -> Answer:
         finished_at=exchange.finished_at,
         num_prompt_tokens=reader.num_prompt_tokens,
         num_output_tokens=reader.num_output_tokens,
-        tokens_counted_by=counted_by,
-        token_ids=tuple(reader.token_ids) if counted_by == "ids" else None,
+        tokens_counted_by=endpoint.counted_by,
+        token_ids=tuple(reader.token_ids) if endpoint.counted_by == "ids" else None,
         text="".join(reader.text),
         finish_reason=reader.finish_reason,
         error=exchange.error or reader.error or (None if reader.is_done else "the stream ended early"),
     )
 
 
+class _Told(BaseModel):
+    """What a server tells: taken as it is, and not made to fit."""
+
+    model_config = ConfigDict(strict=True)
+
+
+class _Delta(_Told):
+    content: str | None = None
+
+
+class _Choice(_Told):
+    delta: _Delta | None = None
+    text: str | None = None
+    finish_reason: str | None = None
+    token_ids: list[NonNegativeInt] | None = None
+
+
+class _Usage(_Told):
+    prompt_tokens: NonNegativeInt | None = None
+    completion_tokens: NonNegativeInt | None = None
+
+
+class _Chunk(_Told):
+    choices: list[_Choice] | None = None
+    usage: _Usage | None = None
+    error: Any = None
+
+
 class _Reader:
     """Adds up the chunks of one stream."""
 
-    def __init__(self, counted_by: CountedBy) -> None:
-        self.counted_by = counted_by
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.counted_by, self.max_tokens = endpoint.counted_by, endpoint.max_tokens
         self.chunk_times: list[float] = []
         self.chunk_num_tokens: list[int] = []
         self.num_output_tokens = 0
@@ -245,38 +296,47 @@ class _Reader:
         self.is_done = False
 
     def read(self, arrived_at: float, payload: bytes) -> None:
+        """Take in one chunk; behind the first that is wrong nothing counts."""
         if payload == b"[DONE]":
             self.is_done = True
-            return
-        try:
-            chunk = json.loads(payload)
-            if "error" in chunk:
-                self.error = _shown(json.dumps(chunk["error"]))
-                return
-            self._add(arrived_at, chunk)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            self.error = f"a chunk is not as the OpenAI API has it: {type(error).__name__}: {error}"
+        elif self.error is None:
+            try:
+                chunk = _Chunk.model_validate_json(payload)
+                self.error = self._add(arrived_at, chunk)
+            except ValidationError as error:
+                first = error.errors(include_url=False)[0]
+                place = ".".join(map(str, first["loc"]))
+                self.error = _shown(f"a chunk is not as the OpenAI API has it: {place}: {first['msg']}")
 
-    def _add(self, arrived_at: float, chunk: dict[str, Any]) -> None:
-        usage = chunk.get("usage") or {}
-        self.num_prompt_tokens = usage.get("prompt_tokens", self.num_prompt_tokens)
+    def _add(self, arrived_at: float, chunk: _Chunk) -> str | None:
+        """Return what is wrong with the chunk, None if nothing is."""
+        if chunk.error is not None:
+            return _shown(json.dumps(chunk.error))
+        if chunk.choices is None:
+            return "a chunk is not as the OpenAI API has it: it has no choices"
+        usage = chunk.usage or _Usage()
+        if usage.prompt_tokens is not None:
+            self.num_prompt_tokens = usage.prompt_tokens
         num_tokens = 0
-        for choice in chunk["choices"]:
-            self.text.append(choice["delta"].get("content") or "" if "delta" in choice else choice["text"])
-            self.finish_reason = choice.get("finish_reason") or self.finish_reason
-            ids = choice.get("token_ids") or ()
-            self.token_ids += ids
-            num_tokens += len(ids)
-        if self.counted_by == "usage" and "completion_tokens" in usage:
-            num_tokens = usage["completion_tokens"] - self.num_output_tokens
+        for choice in chunk.choices:
+            self.text.append((choice.text if choice.delta is None else choice.delta.content) or "")
+            self.finish_reason = choice.finish_reason or self.finish_reason
+            self.token_ids += choice.token_ids or ()
+            num_tokens += len(choice.token_ids or ())
+        if self.counted_by == "usage" and usage.completion_tokens is not None:
+            num_tokens = usage.completion_tokens - self.num_output_tokens
             # A usage that comes once, at the end, does not say when the tokens came.
-            if num_tokens and not chunk["choices"]:
-                self.error = USAGE_AT_END
-                return
+            if num_tokens and not chunk.choices:
+                return USAGE_AT_END
+            if num_tokens < 0:
+                return f"the usage fell from {self.num_output_tokens} to {usage.completion_tokens} tokens"
         if num_tokens:
             self.num_output_tokens += num_tokens
             self.chunk_times.append(arrived_at)
             self.chunk_num_tokens.append(num_tokens)
+        if self.num_output_tokens > self.max_tokens:
+            return f"{self.num_output_tokens} tokens came, and at most {self.max_tokens} were asked for"
+        return None
 
 
 def _shown(text: str) -> str:

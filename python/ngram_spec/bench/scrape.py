@@ -4,6 +4,7 @@ What cannot be read is None, and is no error: a server behind a proxy has no /me
 """
 
 import json
+import math
 import os
 import platform
 import threading
@@ -16,6 +17,7 @@ from typing import Any
 import psutil
 import pynvml
 from prometheus_client.parser import text_string_to_metric_families
+from pydantic import ValidationError
 
 from ngram_spec._core import NgramSpecError
 from ngram_spec.bench.records import Counters, Resources
@@ -57,7 +59,7 @@ def read_metrics(url: str, prefix: str = "") -> Samples | None:
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
                 samples.setdefault(sample.name, []).append((sample.labels, sample.value))
-    except (OSError, ValueError):
+    except Exception:  # nothing answers, or the parser raises, of every kind, for what is no metric
         return None
     return samples
 
@@ -96,27 +98,33 @@ class Counts:
         ):
             for name, field in names.items():
                 start, end = _sum(before, name), _sum(after, name)
-                # vLLM makes some counters at their first use.
-                grown[field] = None if end is None else end - (start or 0)
+                # vLLM makes some counters at their first use; one that fell is another server's.
+                grown[field] = None if end is None or end < (start or 0) else end - (start or 0)
         start_by_position, end_by_position = _by_position(self._vllm), _by_position(now._vllm)
-        grown["num_accepted_by_position"] = tuple(
-            int(end - start_by_position.get(position, 0)) for position, end in sorted(end_by_position.items())
-        )
-        return Counters(**grown)
+        by_position = [
+            end - start_by_position.get(position, 0) for position, end in sorted(end_by_position.items())
+        ]
+        grown["num_accepted_by_position"] = by_position if min(by_position, default=0) >= 0 else ()
+        try:
+            return Counters(**grown)
+        except ValidationError:  # no counts of anything, such as half a token
+            return Counters()
 
 
 def _sum(samples: Samples | None, name: str) -> float | None:
     if samples is None or name not in samples:
         return None
-    return sum(value for _, value in samples[name])
+    total = sum(value for _, value in samples[name])
+    return total if math.isfinite(total) else None
 
 
 def _by_position(samples: Samples | None) -> dict[int, float]:
     counts: dict[int, float] = {}
     for labels, value in (samples or {}).get(ACCEPTED_BY_POSITION, ()):
-        position = int(labels["position"])
-        counts[position] = counts.get(position, 0) + value
-    return counts
+        with suppress(KeyError, ValueError):
+            position = int(labels["position"])
+            counts[position] = counts.get(position, 0) + value
+    return counts if all(map(math.isfinite, counts.values())) else {}
 
 
 def models(url: str, headers: Mapping[str, str]) -> list[str]:
@@ -127,7 +135,8 @@ def models(url: str, headers: Mapping[str, str]) -> list[str]:
     """
     try:
         names = [str(model["id"]) for model in json.loads(fetch(f"{url}/v1/models", headers=headers))["data"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        "".join(names).encode()
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise NgramSpecError(
             f"{url} must be the root of a server with the OpenAI API, such as http://localhost:8000, "
             f"but /v1/models there gave: {error}"
@@ -140,9 +149,11 @@ def models(url: str, headers: Mapping[str, str]) -> list[str]:
 def engine_version(url: str) -> str | None:
     """Return the version of vLLM that answers at `url`."""
     try:
-        return str(json.loads(fetch(f"{url}/version"))["version"])
-    except (OSError, ValueError, KeyError, TypeError):
+        version = str(json.loads(fetch(f"{url}/version"))["version"])
+        version.encode()
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
+    return version
 
 
 def kv_cache_tokens(url: str) -> int | None:
@@ -259,12 +270,14 @@ class Sampler:
             self._gpu_bytes.append(used)
         samples = read_metrics(self._url, KV_CACHE_USAGE) or {}
         # Each engine of the server has its own.
-        self._kv_cache_usage += [value for _, value in samples.get(KV_CACHE_USAGE, ())]
+        self._kv_cache_usage += [
+            value for _, value in samples.get(KV_CACHE_USAGE, ()) if 0 <= value < math.inf
+        ]
 
 
 def _resident_bytes(process: psutil.Process) -> int:
     """Memory that several processes share counts in each of them."""
     try:
         return int(process.memory_info().rss)
-    except psutil.NoSuchProcess:
+    except psutil.Error:
         return 0

@@ -15,6 +15,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -41,6 +42,10 @@ DEFAULT_CPU_FLAGS = ("--enforce-eager", "--dtype", "float32")
 DEFAULT_ENVIRONMENT = {"VLLM_NO_USAGE_STATS": "1"}
 # vLLM would take most of the machine's memory; and numba's threads make its `ngram` ten times slower there.
 DEFAULT_CPU_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "NUMBA_NUM_THREADS": "1"}
+
+# Of Ctrl-C, of a manager of jobs, and of a terminal that closes.
+ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+MAX_BODY_BYTES = 2**26
 
 # Servers are local or named by the user: a proxy of the environment is not meant for them.
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -101,22 +106,24 @@ def started_server(
     defaults = default_environment(model)
     log_path.parent.mkdir(parents=True, exist_ok=True)
     started_at = time.perf_counter()
-    with log_path.open("wb") as log:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env={**defaults, **os.environ, **(environment or {})},
-            # A Ctrl-C at the terminal is for us: we end the server, in order.
-            start_new_session=True,
-        )
+    process: subprocess.Popen[bytes] | None = None
     try:
+        with log_path.open("wb") as log, _uninterrupted():
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**defaults, **os.environ, **(environment or {})},
+                # A Ctrl-C at the terminal is for us: we end the server, in order.
+                start_new_session=True,
+            )
         url = f"http://{HOST}:{port}"
         _wait_until_ready(process, url, log_path, start_timeout)
         yield Server(url, command, process, log_path, time.perf_counter() - started_at)
     finally:
-        _stop(process)
+        if process is not None:
+            _stop(process)
 
 
 def serve_command(model: str) -> tuple[str, ...]:
@@ -178,18 +185,26 @@ def free_port() -> int:
 
 
 def fetch(url: str, timeout: float = 10.0, headers: Mapping[str, str] | None = None) -> bytes:
-    """Return what GET answers.
+    """Return what GET answers within about `timeout` seconds.
 
     Raises:
-        OSError: nothing answered, or an HTTP error (`urllib.error.HTTPError`).
+        OSError: nothing answered, or an HTTP error (`urllib.error.HTTPError`), or more and more.
     """
     request = urllib.request.Request(url, headers=dict(headers or {}))
+    deadline = time.monotonic() + timeout
+    body = bytearray()
     try:
         with _OPENER.open(request, timeout=timeout) as response:
-            body: bytes = response.read()
-            return body
-    except http.client.HTTPException as error:
+            size = response.length  # None where it is not told
+            while (size is None or len(body) < size) and (part := response.read1(2**16)):
+                body += part
+                if len(body) > MAX_BODY_BYTES or time.monotonic() > deadline:
+                    raise OSError(f"{url}: the answer did not end after {len(body)} bytes")
+            if size is not None and len(body) < size:
+                raise OSError(f"{url}: the answer ended after {len(body)} of {size} bytes")
+    except (http.client.HTTPException, OverflowError) as error:  # the latter for a port that cannot be
         raise OSError(f"{url}: {error}") from error
+    return bytes(body)
 
 
 def _wait_until_ready(
@@ -208,20 +223,40 @@ def _wait_until_ready(
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
     """End the server with all that it started, by force where it does not end by itself."""
-    started = process_tree(process.pid)
+    started: list[psutil.Process] = []
     try:
+        started = process_tree(process.pid)
         process.terminate()
         process.wait(STOP_TIMEOUT)
     except subprocess.TimeoutExpired:
         pass
     finally:  # also when a second Ctrl-C ends the wait
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        for child in started:  # one that left the group
-            with suppress(psutil.NoSuchProcess):
-                child.kill()
-        process.wait()
-        _wait_until_gone(started)
+        with _uninterrupted():
+            started = started or process_tree(process.pid)
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            for child in started:  # one that left the group
+                with suppress(psutil.NoSuchProcess):
+                    child.kill()
+            process.wait()
+            _wait_until_gone(started)
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Put signals off that would interrupt the block of code: an impatient user sends several."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals come on the main thread alone
+        return
+    kept: list[int] = []
+    before = {one: signal.signal(one, lambda number, _frame: kept.append(number)) for one in ENDING_SIGNALS}
+    try:
+        yield
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
+    for number in kept[:1]:
+        signal.raise_signal(number)
 
 
 def _wait_until_gone(processes: Sequence[psutil.Process]) -> None:
