@@ -1,6 +1,8 @@
 """The command line `ngram-spec`: its commands and what their options mean."""
 
 import argparse
+import io
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -36,20 +38,45 @@ def main(argv: Sequence[str] | None = None) -> int:
     0, 1 where the doctor found a problem or a bench came to no verdict, 2 for what the user can mend, 130 if
     interrupted.
     """
+    _prepare_output()
     arguments, server_flags = split_server_flags(sys.argv[1:] if argv is None else argv)
     options = command_line().parse_args(arguments)
     try:
-        if options.command == "bench":
-            return run_bench(options, server_flags)
-        if options.command == "doctor":
-            return run_doctor()
-        run_replay(options)
+        code = _run(options, server_flags)
+        sys.stdout.flush()
+        return code
     except NgramSpecError as error:
         print(f"ngram-spec {options.command}: error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
+    except OSError as error:
+        # Python would try once more to print what is left, on its way out.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):
+            return 1  # whoever read it has enough
+        # One of a file has its name.
+        place = error.filename or "cannot write to standard output"
+        print(f"ngram-spec {options.command}: error: {place}: {error.strerror}", file=sys.stderr)
+        return 2
+
+
+def _run(options: argparse.Namespace, server_flags: Sequence[str]) -> int:
+    if options.command == "bench":
+        return run_bench(options, server_flags)
+    if options.command == "doctor":
+        return run_doctor()
+    run_replay(options)
     return 0
+
+
+def _prepare_output() -> None:
+    """Have output that is closed go nowhere, and what a terminal's encoding lacks be a question mark."""
+    if sys.stdout is None:
+        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 (to the end)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 def command_line() -> argparse.ArgumentParser:

@@ -39,6 +39,7 @@ from ngram_spec.tables import SHOWN_DRAFT_COST, ablation_table, calibration_tabl
 
 # Wide enough that a table piped into a file or a pager is neither folded nor cut.
 PIPED_WIDTH = 160
+MIN_WIDTH = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +105,6 @@ def run_replay(options: argparse.Namespace) -> None:
     whole = [group for group in groups.values() if group.drafter in (DRAFTER, BASELINE)]
     told, drawn = _told(options.draft_cost)
     setting = _setting(settings, recordings)
-    _print(whole, (setting, told), options.calibration, differences, ablations)
     if options.json is not None:
         document = {
             "ngram_spec": __version__,
@@ -116,6 +116,8 @@ def run_replay(options: argparse.Namespace) -> None:
         _write_json(options.json, document)
     if options.plot is not None:
         write_plot(options.plot, whole, f"{setting}\n{drawn}")
+    # Last, since printing ends with whoever reads it, as in `| head`.
+    _print(whole, (setting, told), options.calibration, differences, ablations)
 
 
 def _arms(
@@ -215,7 +217,9 @@ def _print(
     differences: Sequence[PairedDifference],
     ablations: Sequence[Ablation],
 ) -> None:
-    console = Console(width=None if sys.stdout.isatty() else PIPED_WIDTH, highlight=False)
+    console = Console(highlight=False)
+    # A narrow terminal breaks lines, which is better than figures that are cut.
+    console.width = max(console.width, MIN_WIDTH) if sys.stdout.isatty() else PIPED_WIDTH
 
     def say(line: str) -> None:
         # Not folded: a terminal breaks a long line better than in the middle of a path.
@@ -253,12 +257,12 @@ def _read_prior(path: Path) -> dict[str, Any]:
         raise NgramSpecError(
             f"{path}:{error.lineno}: the prior must be a JSON object: {error.msg}"
         ) from error
-    except RecursionError as error:
-        raise NgramSpecError(f"{path}: the prior must be a JSON object, not one so deep") from error
     except UnicodeDecodeError as error:
         raise NgramSpecError(
             f"{path}: the prior must be UTF-8 text, got byte {error.object[error.start]:#04x}"
         ) from error
+    except (ValueError, RecursionError) as error:
+        raise NgramSpecError(f"{path}: the prior must be a JSON object: {error}") from error
     if not isinstance(prior, dict):
         raise NgramSpecError(f"{path}: the prior must be a JSON object, got {type(prior).__name__}")
     try:

@@ -1,6 +1,7 @@
 """The command line of `ngram-spec bench`: what is refused before a server starts, and what is planned."""
 
 import importlib.util
+import signal
 import subprocess
 import sys
 from importlib.machinery import ModuleSpec
@@ -216,3 +217,21 @@ def test_a_model_that_a_running_server_does_not_serve_is_refused(
         made: Any = planned(monkeypatch, "--url", f"off={running.url}")
     assert made.settings.model == "theirs"
     assert made.settings.urls == {"off": running.url}
+
+
+def test_a_signal_that_is_ignored_as_with_nohup_stays_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[object] = []
+
+    def look(_plan: object, _progress: object) -> None:
+        seen.extend(signal.getsignal(number) for number in (signal.SIGHUP, signal.SIGTERM))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ngram_spec.bench.run.measure_all", look)
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert cli.main(["bench", "--quick"]) == 130
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert seen[0] is signal.SIG_IGN
+    assert callable(seen[1])

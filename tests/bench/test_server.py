@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import signal
 import socket
 import time
 from collections.abc import Iterator
@@ -153,3 +154,49 @@ def test_what_the_environment_says_wins_over_the_defaults(
     assert shown == ["7", "1", "1"]
     # A model in a folder needs no hub.
     assert environment["HF_HUB_OFFLINE"] == "1"
+
+
+@pytest.mark.parametrize("name", ["process_tree", "_wait_until_gone"])
+def test_an_impatient_user_ends_all_that_was_started(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    serve_fakes(monkeypatch, off="ignores signals")
+    monkeypatch.setattr(server, "STOP_TIMEOUT", 2.0)
+    real, num_signals = getattr(server, name), 0
+
+    def interrupted(*arguments: object) -> object:
+        # Ctrl-C again, three times, while the first one has the server stopped.
+        nonlocal num_signals
+        if num_signals < 3:
+            num_signals += 1
+            signal.raise_signal(signal.SIGINT)
+        return real(*arguments)
+
+    with pytest.raises(KeyboardInterrupt):  # noqa: PT012
+        with started_server("m", log_path=tmp_path / "log"):
+            monkeypatch.setattr(server, name, interrupted)
+            raise KeyboardInterrupt
+    assert num_signals > 0
+
+
+def test_signals_that_come_while_a_server_is_made_wait_until_it_can_be_ended() -> None:
+    done = []
+    with pytest.raises(KeyboardInterrupt):  # noqa: PT012
+        with server._uninterrupted():
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+            done.append("all of it")
+    assert done == ["all of it"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_log_that_cannot_be_written_is_refused_with_its_path(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    serve_fakes(monkeypatch)
+    (tmp_path / "file").touch()
+    with (
+        pytest.raises(NgramSpecError, match=r"not keep its output in .*/file/log: File exists"),
+        started_server("m", log_path=tmp_path / "file" / "log"),
+    ):
+        pass

@@ -250,11 +250,14 @@ def _show(summary: "Summary", run: "Run | None", folder: Path) -> int:
     from ngram_spec.bench.tables import print_summary
 
     console = Console(width=None if sys.stdout.isatty() else PIPED_WIDTH)
-    print_summary(summary, console)
     document = folder / report_file(summary)
     page = document.with_suffix(".html")
-    write_json(document, summary)
-    write_page(page, run, summary)
+    # First the files: printing ends with whoever reads it, as in `| head`.
+    try:
+        write_json(document, summary)
+        write_page(page, run, summary)
+    finally:
+        print_summary(summary, console)
     console.print(f"\nreport: {page} and {document}", soft_wrap=True, highlight=False, markup=False)
     speculative = {arm.name for arm in summary.settings.arms if arm.is_speculative}
     has_verdict = any(cell.arm in speculative and cell.verdict != "invalid" for cell in summary.cells)
@@ -268,7 +271,12 @@ def _ended_by_signals() -> Iterator[None]:
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    # One that is ignored, as with nohup, stays ignored.
+    before = {
+        number: signal.signal(number, interrupt)
+        for number in (signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(number) != signal.SIG_IGN
+    }
     try:
         yield
     finally:

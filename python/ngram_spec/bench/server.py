@@ -98,26 +98,31 @@ def started_server(
     `environment` comes on top of that of this process, and both win over `default_environment`.
 
     Raises:
-        NgramSpecError: vLLM is not installed where this Python is.
+        NgramSpecError: vLLM is not installed where this Python is, or its log cannot be written.
         ServerError: the server ended before it was ready, or was not ready in `start_timeout` seconds.
     """
     port = free_port()
     command = (*serve_command(model), "--host", HOST, "--port", str(port), *flags)
     defaults = default_environment(model)
-    log_path.parent.mkdir(parents=True, exist_ok=True)
     started_at = time.perf_counter()
     process: subprocess.Popen[bytes] | None = None
     try:
-        with log_path.open("wb") as log, _uninterrupted():
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env={**defaults, **os.environ, **(environment or {})},
-                # A Ctrl-C at the terminal is for us: we end the server, in order.
-                start_new_session=True,
-            )
+        try:
+            log_path.parent.mkdir(parents=True, exist_ok=True)
+            with log_path.open("wb") as log, _uninterrupted():
+                process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env={**defaults, **os.environ, **(environment or {})},
+                    # A Ctrl-C at the terminal is for us: we end the server, in order.
+                    start_new_session=True,
+                )
+        except OSError as error:
+            raise NgramSpecError(
+                f"cannot start the server, or not keep its output in {log_path}: {error.strerror}"
+            ) from error
         url = f"http://{HOST}:{port}"
         _wait_until_ready(process, url, log_path, start_timeout)
         yield Server(url, command, process, log_path, time.perf_counter() - started_at)
