@@ -172,20 +172,18 @@ def test_an_impatient_user_ends_all_that_was_started(
             signal.raise_signal(signal.SIGINT)
         return real(*arguments)
 
-    with pytest.raises(KeyboardInterrupt):  # noqa: PT012
-        with started_server("m", log_path=tmp_path / "log"):
-            monkeypatch.setattr(server, name, interrupted)
-            raise KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt), started_server("m", log_path=tmp_path / "log"):  # noqa: PT012
+        monkeypatch.setattr(server, name, interrupted)
+        raise KeyboardInterrupt
     assert num_signals > 0
 
 
 def test_signals_that_come_while_a_server_is_made_wait_until_it_can_be_ended() -> None:
     done = []
-    with pytest.raises(KeyboardInterrupt):  # noqa: PT012
-        with server._uninterrupted():
-            signal.raise_signal(signal.SIGINT)
-            signal.raise_signal(signal.SIGINT)
-            done.append("all of it")
+    with pytest.raises(KeyboardInterrupt), server._uninterrupted():  # noqa: PT012
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        done.append("all of it")
     assert done == ["all of it"]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
