@@ -4,6 +4,7 @@ python bench_runs.py bench --model fake ...
 """
 
 import json
+import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -54,15 +55,20 @@ def run_in(folder: Path) -> Run:
 
 
 def processes_of_fakes() -> list[psutil.Process]:
-    """Fake servers that run; what they start has their file in its command line too."""
-    return [process for process in psutil.process_iter() if str(FAKE_SERVER) in _command_line(process)]
+    """Fake servers that run; what they start has their file in its command line too.
+
+    Those of tests that run beside these are not meant: each worker of pytest-xdist has its own name.
+    """
+    return [process for process in psutil.process_iter() if _is_ours(process)]
 
 
-def _command_line(process: psutil.Process) -> list[str]:
+def _is_ours(process: psutil.Process) -> bool:
+    worker = "PYTEST_XDIST_WORKER"
     try:
-        return list(process.cmdline())
+        is_fake = str(FAKE_SERVER) in process.cmdline()
+        return is_fake and process.environ().get(worker) == os.environ.get(worker)
     except psutil.Error:
-        return []
+        return False
 
 
 def prompt(text: str) -> Prompt:
