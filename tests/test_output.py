@@ -71,3 +71,13 @@ def test_a_narrow_terminal_gets_every_figure_of_a_replay(tmp_path: Path) -> None
         pytest.skip("script is not installed")
     assert "tokens/" in result.stdout
     assert "…" not in result.stdout.rpartition("recording ")[2]
+
+
+@pytest.mark.parametrize("arguments", [("replay", b"\xff.jsonl"), ("bench", "--quick", "--model", b"\xff")])
+def test_an_argument_that_no_report_could_hold_is_refused(
+    tmp_path: Path, arguments: tuple[str | bytes, ...]
+) -> None:
+    result = run('"$@"', [os.fsdecode(argument) for argument in arguments], tmp_path)
+    assert result.returncode == 2
+    assert result.stderr.startswith("ngram-spec: error: arguments must be UTF-8 text, got '\\udcff")
+    assert result.stderr.count("\n") == 1

@@ -177,6 +177,13 @@ def test_half_a_surrogate_pair_is_refused_before_the_tokenizer_sees_it(tmp_path:
         load_responses(file)[0].tokenize(CharacterTokenizer())
 
 
+def test_half_a_surrogate_pair_in_an_id_is_refused_before_results_are_to_be_written(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_text('{"id": "\\ud800", "prompt_token_ids": [1], "output_token_ids": [2]}')
+    with pytest.raises(NgramSpecError, match=r"a\.jsonl:1: text must be valid Unicode"):
+        load_responses(file)
+
+
 def test_ids_that_are_not_there_and_text_that_is_not_there_are_both_named(tmp_path: Path) -> None:
     (text_only,) = load_responses(write_lines(tmp_path / "a.jsonl", GOOD))
     with pytest.raises(NgramSpecError, match="tokenizer 'ids' needs prompt_token_ids"):

@@ -39,6 +39,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     interrupted.
     """
     _prepare_output()
+    for argument in sys.argv[1:] if argv is None else argv:
+        if not _is_unicode(argument):  # it could not be written into a report
+            print(f"ngram-spec: error: arguments must be UTF-8 text, got {argument!r}", file=sys.stderr)
+            return 2
     arguments, server_flags = split_server_flags(sys.argv[1:] if argv is None else argv)
     options = command_line().parse_args(arguments)
     try:
@@ -68,6 +72,14 @@ def _run(options: argparse.Namespace, server_flags: Sequence[str]) -> int:
         return run_doctor()
     run_replay(options)
     return 0
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _prepare_output() -> None:

@@ -232,6 +232,7 @@ def _record(line: bytes, place: str) -> dict[str, Any]:
 def _responses(record: dict[str, Any], place: str) -> Iterator[Response]:
     # A record without an id is named by its place, so that results stay tellable apart.
     record_id = str(record.get("id", place))
+    check_unicode(record_id, place)
     messages = messages_of(record, place)
     turns = _replay_turns(record, messages, place)
     for turn in turns:

@@ -277,7 +277,9 @@ def test_the_same_run_gives_the_same_summary() -> None:
     [
         ({"method_overhead": -0.1}, "--method-overhead must be a share of a step, from 0, got -0.1"),
         ({"method_overhead": float("nan")}, "--method-overhead must be a share of a step, from 0, got nan"),
-        ({"step_ms": 0.0}, "--step-ms must be a time above 0, got 0"),
+        ({"method_overhead": 1e308}, r"--method-overhead must be a share of a step, from 0, got 1e\+308"),
+        ({"step_ms": 0.0}, r"--step-ms must be a time from 1e-09 to 1e\+09, got 0"),
+        ({"step_ms": 1e308}, r"--step-ms must be a time from 1e-09 to 1e\+09, got 1e\+308"),
         ({"concurrencies": (4, 0)}, r"concurrencies must be at least 1, got \(4, 0\)"),
         ({"concurrencies": ()}, "concurrencies must be at least 1"),
         ({"cost_curve": "nowhere.json"}, "got 'nowhere.json' in --cost-curve .*No such file"),
@@ -287,6 +289,12 @@ def test_the_same_run_gives_the_same_summary() -> None:
 def test_a_wrong_setting_is_refused_with_a_sentence(wrong: dict[str, object], sentence: str) -> None:
     with pytest.raises(NgramSpecError, match=sentence):
         run_modelled(packaged_recordings()[:1], None, ModelledSettings(**wrong))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("points", ["[[1, 1.0], [2, 1e308]]", "[[1, 1e-320], [2, 1e-320]]"])
+def test_a_curve_whose_times_are_beyond_all_measure_is_refused(tmp_path: Path, points: str) -> None:
+    with pytest.raises(NgramSpecError, match=r"--cost-curve must give times from 1e-09 to 1e\+09, got"):
+        run_modelled(packaged_recordings()[:1], None, settings(tmp_path, points))
 
 
 # The command

@@ -68,6 +68,7 @@ def test_any_change_of_the_prompts_changes_the_digest(tmp_path: Path) -> None:
         ({"output": "y"}, "must have messages or prompt"),
         ({"prompt": "1", "messages": []}, "not both"),
         ({"prompt": "\ud800"}, "valid Unicode"),
+        ({"prompt": "1", "id": "\ud800"}, "valid Unicode"),
         ([1], "must be a JSON object"),
     ],
 )

@@ -7,7 +7,6 @@ Runner V1). What a curve cannot know, the report says among its warnings.
 """
 
 import argparse
-import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -41,6 +40,8 @@ from ngram_spec.replay import ReplaySettings
 from ngram_spec.vllm_options import checked_max_draft_tokens, read_options
 from ngram_spec.vllm_plugin import METHOD
 
+# Of a step, in any unit: far beyond them sums are no numbers any more.
+MIN_TIME, MAX_TIME = 1e-9, 1e9
 SMALL_MODEL = (
     "The recordings that ship with ngram-spec are of a model of 135M parameters, which copies and repeats "
     "more than a large one: name recordings of your own."
@@ -72,16 +73,25 @@ class ModelledSettings:
         """
         curve = read_options({"draft_cost": self.cost_curve}, {}, "--cost-curve").pool["draft_cost"]
         assert isinstance(curve, CostCurve)  # of text, nothing else comes
+        most = max(self.concurrencies) * (1 + self.drafter.max_draft_tokens)
+        for num_tokens in (1, most):
+            if not MIN_TIME <= (time := curve.step_time(num_tokens)) <= MAX_TIME:
+                raise NgramSpecError(
+                    f"--cost-curve must give times from {MIN_TIME:g} to {MAX_TIME:g}, got {time:g} for a "
+                    f"step of {num_tokens} tokens"
+                )
         return curve
 
     def check(self) -> None:
         """Raise NgramSpecError for a number that cannot be."""
-        if not 0 <= self.method_overhead < math.inf:
+        if not 0 <= self.method_overhead <= MAX_TIME:
             raise NgramSpecError(
                 f"--method-overhead must be a share of a step, from 0, got {self.method_overhead:g}"
             )
-        if self.step_ms is not None and not 0 < self.step_ms < math.inf:
-            raise NgramSpecError(f"--step-ms must be a time above 0, got {self.step_ms:g}")
+        if self.step_ms is not None and not MIN_TIME <= self.step_ms <= MAX_TIME:
+            raise NgramSpecError(
+                f"--step-ms must be a time from {MIN_TIME:g} to {MAX_TIME:g}, got {self.step_ms:g}"
+            )
         if min(self.concurrencies, default=0) < 1:
             raise NgramSpecError(f"concurrencies must be at least 1, got {self.concurrencies}")
 

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ngram_spec._core import NgramSpecError
 from ngram_spec.bench.arms import flags_with_metrics
 from ngram_spec.bench.load import (
     Endpoint,
@@ -137,8 +138,10 @@ def start(
             # Not always the model's path: flags can give it another name.
             served_name = models(server.url, endpoint.headers)[0]
             endpoint = _warmed_up(replace(endpoint, url=server.url, model=served_name), warm_up)
-        except LoadError as error:
+        except (LoadError, NgramSpecError) as error:
             server.check_alive()
+            if isinstance(error, NgramSpecError):
+                raise
             raise ServerError(str(error), server.log_path) from error
         yield Served(begun, endpoint, gpus, server, drafter_url)
 
@@ -151,7 +154,11 @@ def attach(
     Raises:
         NgramSpecError, LoadError: it does not answer, or not so that tokens can be counted.
     """
-    endpoint = replace(endpoint, model=endpoint.model or models(endpoint.url, endpoint.headers)[0])
+    try:
+        model = endpoint.model or models(endpoint.url, endpoint.headers)[0]
+    except NgramSpecError as error:  # it did answer when the run began
+        raise LoadError(str(error)) from error
+    endpoint = replace(endpoint, model=model)
     begun = Start(
         number=number,
         arm=arm.name,

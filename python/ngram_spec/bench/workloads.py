@@ -104,6 +104,7 @@ def _prompts(file: Traversable) -> list[Prompt]:
 
 def _prompt(record: dict[str, Any], place: str) -> Prompt:
     prompt_id = str(record.get("id", place))
+    check_unicode(prompt_id, place)
     messages = messages_of(record, place)
     if not messages:
         prompt = Prompt(prompt_id, "completions", {"prompt": text_of(record, "prompt", place)})
