@@ -129,7 +129,7 @@ def _pool_option(key: str, value: Any, derived: Mapping[str, Any]) -> dict[str, 
     if key in FLAGS:
         return {}
     if key in ("switch_file", "metrics_host"):
-        if not isinstance(value, str) or not value:
+        if not isinstance(value, str) or not value or "\0" in value:
             raise TypeError("it is no text")
         return {}
     if key == "metrics_port":
@@ -141,6 +141,8 @@ def _pool_option(key: str, value: Any, derived: Mapping[str, Any]) -> dict[str, 
             raise TypeError(f"it is of type {type(value).__name__}")
         AcceptanceModel(value)
         return {}
+    if key == "eos_token_ids" and (not isinstance(value, list | tuple) or bool in map(type, value)):
+        raise TypeError("it is no such list")
     if key == "draft_cost" and isinstance(value, str | list | tuple):
         value = _cost_curve(value)
     option = {key: value}

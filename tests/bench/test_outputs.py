@@ -130,6 +130,14 @@ def test_a_loop_is_the_longest_end_with_a_period_that_is_short_and_often_repeate
     assert loop_len(tokens) == longest
 
 
+@pytest.mark.parametrize("num_tokens", [1, 20, 100, 300])
+def test_a_token_a_sentence_and_a_paragraph_again_and_again_are_loops(num_tokens: int) -> None:
+    period = random.Random(0).sample(range(1000), num_tokens)
+    repeats = 70 if num_tokens == 1 else MIN_REPEATS
+    assert loop_len([1001, 1002, *period * repeats]) == num_tokens * repeats
+    assert loop_len([1001, 1002, *period * (MIN_REPEATS - 1)]) == 0
+
+
 def test_a_table_and_a_list_of_records_are_no_loops() -> None:
     names = [random.Random(index).choice(["Ana", "Bo", "Cem", "Dee"]) for index in range(40)]
     rows = "".join(f"| {name} | {20 + index} | Town |\n" for index, name in enumerate(names))

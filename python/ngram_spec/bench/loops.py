@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from ngram_spec.bench.records import Answer
 
-# A sentence of a small model that is caught in a loop has some twenty to fifty tokens.
-MAX_PERIOD = 64
+# What a model is caught in is a token, a sentence of some twenty to fifty, or a paragraph.
+MAX_PERIOD = 512
 MIN_REPEATS = 4
 # So many tokens, or this share of the answer: the end of a table or of a list is neither.
 MIN_LOOP_LEN = 64
