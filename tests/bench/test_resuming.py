@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from bench_runs import FEW, bench, run_in, serve_fakes
 from made_up_runs import SPEC, made_up_run
-from ngram_spec import NgramSpecError
+from ngram_spec import NgramSpecError, cli
 from ngram_spec.bench import run as bench_run
 from ngram_spec.bench.records import RUN_FILE, AnyRecord, Run, append_record, as_run, read_run
 from ngram_spec.bench.run import begin_or_resume
@@ -150,3 +150,14 @@ def test_a_disk_that_is_full_ends_the_run_and_once_there_is_room_it_goes_on(
     assert bench(tmp_path, *FEW) in (0, 1)
     assert run_in(tmp_path).blocks[:3] == before
     assert len(run_in(tmp_path).blocks) == 16
+
+
+def test_an_earlier_run_is_judged_anew_by_another_goal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written(tmp_path)
+    assert cli.main(["bench", "--report", str(tmp_path), "--goal", "tpot_p95=1ms"]) == 0
+    assert "tpot_p95=1ms is met in 0 of 2 rounds" in " ".join(capsys.readouterr().out.split())
+    assert read_run(tmp_path).settings.goal is None
+    assert cli.main(["bench", "--report", str(tmp_path), "--goal", "fast"]) == 2
+    assert "tpot_p95=30ms" in capsys.readouterr().err

@@ -190,7 +190,7 @@ def run_bench(options: argparse.Namespace, server_flags: Sequence[str]) -> int:
         return report_modelled(options, server_flags)
     check_no_modelled_options(options)
     if options.report is not None:
-        return report(options.report)
+        return report(options.report, options.goal)
     from rich.console import Console
 
     from ngram_spec.bench.plan import make_plan
@@ -217,8 +217,8 @@ def run_bench(options: argparse.Namespace, server_flags: Sequence[str]) -> int:
     return report(plan.folder)
 
 
-def report(folder: Path) -> int:
-    """Print, and write into the folder, the report of the run that it holds.
+def report(folder: Path, goal: str | None = None) -> int:
+    """Print, and write into the folder, the report of the run that it holds, judged by another goal if given.
 
     Returns 0 if there is a verdict on any speculative arm, else 1.
     """
@@ -226,6 +226,8 @@ def report(folder: Path) -> int:
     from ngram_spec.bench.summarize import summarize
 
     run = read_run(folder)
+    if goal is not None:
+        run = run.model_copy(update={"settings": run.settings.model_copy(update={"goal": goal})})
     return _show(summarize(run), run, folder)
 
 
