@@ -1,7 +1,8 @@
 """One server of one arm while it runs: asked, watched, and asked how near a tie was."""
 
+import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -75,6 +76,9 @@ class Served:
         except LoadError as error:
             if self.server is None:
                 raise
+            # A connection breaks a moment before its process is gone.
+            with suppress(subprocess.TimeoutExpired):
+                self.server.process.wait(2)
             self.server.check_alive()
             raise ServerError(str(error), self.server.log_path) from error
         if self.server is not None:
