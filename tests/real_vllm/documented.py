@@ -5,17 +5,16 @@ import json
 import os
 import re
 import shlex
-import signal
-import socket
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+from ngram_spec.bench.scrape import read_metrics
+from ngram_spec.bench.server import ServerError, end_server, free_port, wait_until_ready
 from small_model import small_model
 
 DOCS = Path(__file__).resolve().parent.parent.parent / "docs"
@@ -135,31 +134,23 @@ class Server:
             )
 
     @property
+    def url(self) -> str:
+        return f"http://localhost:{self.shell.port}"
+
+    @property
     def log(self) -> str:
         return self.log_path.read_text("utf-8", errors="replace")
 
     def __enter__(self) -> "Server":
-        started = time.monotonic()
-        while time.monotonic() - started < START_SECONDS and self.process.poll() is None:
-            try:
-                with urllib.request.urlopen(f"http://localhost:{self.shell.port}/health", timeout=5):
-                    return self
-            except OSError:
-                time.sleep(0.5)
-        self.stop()
-        raise AssertionError(f"the server did not start:\n{self.log[-4000:]}")
+        try:
+            wait_until_ready(self.process, self.url, self.log_path, START_SECONDS)
+        except ServerError:
+            end_server(self.process)
+            raise
+        return self
 
     def __exit__(self, *args: object) -> None:
-        self.stop()
-
-    def stop(self) -> None:
-        """End the server and every process that it has started."""
-        for number in (signal.SIGINT, signal.SIGKILL):
-            try:
-                os.killpg(self.process.pid, number)
-                self.process.wait(timeout=20)
-            except (ProcessLookupError, subprocess.TimeoutExpired):
-                pass
+        end_server(self.process)
 
     def copy(self) -> str:
         """Ask for an answer that copies from its prompt."""
@@ -172,7 +163,7 @@ class Server:
             ],
         }
         request = urllib.request.Request(
-            f"http://localhost:{self.shell.port}/v1/chat/completions",
+            f"{self.url}/v1/chat/completions",
             json.dumps(body).encode(),
             {"Content-Type": "application/json"},
         )
@@ -180,13 +171,6 @@ class Server:
             return str(json.load(response)["choices"][0]["message"]["content"])
 
     def num_draft_tokens(self) -> int:
-        with urllib.request.urlopen(f"http://localhost:{self.shell.port}/metrics", timeout=10) as response:
-            metrics = response.read().decode()
-        found = re.findall(r"^vllm:spec_decode_num_draft_tokens_total\{.*?\} (\S+)$", metrics, re.MULTILINE)
-        return int(sum(map(float, found)))
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+        samples = read_metrics(self.url)
+        assert samples is not None
+        return int(sum(value for _, value in samples.get("vllm:spec_decode_num_draft_tokens_total", ())))

@@ -1,8 +1,7 @@
 """One server of one arm while it runs: asked, watched, and asked how near a tie was."""
 
-import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,6 +22,8 @@ from ngram_spec.bench.server import HOST, Server, ServerError, free_port, is_cpu
 from ngram_spec.bench.workloads import Prompt, Workload
 
 NUM_WARM_UP_TOKENS = 32
+# A connection breaks a moment before its server is gone.
+DYING_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
@@ -76,10 +77,7 @@ class Served:
         except LoadError as error:
             if self.server is None:
                 raise
-            # A connection breaks a moment before its process is gone.
-            with suppress(subprocess.TimeoutExpired):
-                self.server.process.wait(2)
-            self.server.check_alive()
+            self.server.check_alive(DYING_SECONDS)
             raise ServerError(str(error), self.server.log_path) from error
         if self.server is not None:
             self.server.check_alive()
@@ -143,7 +141,7 @@ def start(
             served_name = models(server.url, endpoint.headers)[0]
             endpoint = _warmed_up(replace(endpoint, url=server.url, model=served_name), warm_up)
         except (LoadError, NgramSpecError) as error:
-            server.check_alive()
+            server.check_alive(DYING_SECONDS)
             if isinstance(error, NgramSpecError):
                 raise
             raise ServerError(str(error), server.log_path) from error

@@ -74,13 +74,15 @@ class Server:
     log_path: Path
     seconds_to_ready: float
 
-    def check_alive(self) -> None:
-        """Do nothing while the server runs.
+    def check_alive(self, patience: float = 0.0) -> None:
+        """Do nothing if the server still runs after so many seconds.
 
         Raises:
             ServerError: it has ended.
         """
-        if self.process.poll() is not None:
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(patience)
+        if self.process.returncode is not None:
             raise ServerError(f"the server ended with {_exit(self.process)}", self.log_path)
 
 
@@ -124,11 +126,11 @@ def started_server(
                 f"cannot start the server, or not keep its output in {log_path}: {error.strerror}"
             ) from error
         url = f"http://{HOST}:{port}"
-        _wait_until_ready(process, url, log_path, start_timeout)
+        wait_until_ready(process, url, log_path, start_timeout)
         yield Server(url, command, process, log_path, time.perf_counter() - started_at)
     finally:
         if process is not None:
-            _stop(process)
+            end_server(process)
 
 
 def serve_command(model: str) -> tuple[str, ...]:
@@ -212,9 +214,14 @@ def fetch(url: str, timeout: float = 10.0, headers: Mapping[str, str] | None = N
     return bytes(body)
 
 
-def _wait_until_ready(
+def wait_until_ready(
     process: subprocess.Popen[bytes], url: str, log_path: Path, start_timeout: float
 ) -> None:
+    """Return when the server at `url`, which `process` is, answers.
+
+    Raises:
+        ServerError: it ends before, or does not answer within `start_timeout` seconds.
+    """
     deadline = time.monotonic() + start_timeout
     while time.monotonic() < deadline:
         if process.poll() is not None:
@@ -226,7 +233,7 @@ def _wait_until_ready(
     raise ServerError(f"the server was not ready after {start_timeout:g} s", log_path)
 
 
-def _stop(process: subprocess.Popen[bytes]) -> None:
+def end_server(process: subprocess.Popen[bytes]) -> None:
     """End the server with all that it started, by force where it does not end by itself."""
     started: list[psutil.Process] = []
     try:
