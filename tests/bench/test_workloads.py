@@ -53,6 +53,13 @@ def test_files_of_one_name_and_records_of_one_id_stay_tellable_apart(tmp_path: P
     assert workloads[1].prompts[0].prompt_id == f"{second}:1"
 
 
+def test_a_name_that_two_files_share_without_their_endings_is_their_path(tmp_path: Path) -> None:
+    files = [tmp_path / "chat.jsonl", tmp_path / "chat"]
+    for file in files:
+        file.write_text(json.dumps({"prompt": "Hello"}) + "\n")
+    assert [workload.name for workload in load_workloads(files, 1)] == [str(file) for file in files]
+
+
 def test_any_change_of_the_prompts_changes_the_digest(tmp_path: Path) -> None:
     (one,) = load_workloads([written(tmp_path / "a.jsonl", {"id": "x", "prompt": "1"})], 9)
     (same,) = load_workloads([written(tmp_path / "a.jsonl", {"id": "x", "prompt": "1", "output": "y"})], 9)

@@ -131,6 +131,28 @@ def drafting(blocks: Iterable[Block]) -> Drafting | None:
     by_position = map(sum, zip_longest(*(one.num_accepted_by_position for one in counters), fillvalue=0))
     num_drafter_steps = sum(_known(one.num_drafter_steps for one in counters))
     drafter_seconds = sum(_known(one.drafter_seconds for one in counters))
+    return drafting_of(
+        num_drafts=num_drafts,
+        num_draft_tokens=num_draft_tokens,
+        num_accepted_tokens=num_accepted_tokens,
+        num_output_tokens=num_output_tokens,
+        num_row_steps=num_row_steps,
+        num_accepted_by_position=by_position,
+        drafter_us_per_step=1e6 * drafter_seconds / num_drafter_steps if num_drafter_steps else None,
+    )
+
+
+def drafting_of(
+    *,
+    num_drafts: int,
+    num_draft_tokens: int,
+    num_accepted_tokens: int,
+    num_output_tokens: int,
+    num_row_steps: int,
+    num_accepted_by_position: Iterable[int],
+    drafter_us_per_step: float | None,
+) -> Drafting:
+    """Return the counts with the rates that follow from them; at least one step was made."""
     return Drafting(
         num_drafts=num_drafts,
         num_draft_tokens=num_draft_tokens,
@@ -140,8 +162,10 @@ def drafting(blocks: Iterable[Block]) -> Drafting | None:
         tokens_per_step=num_output_tokens / num_row_steps,
         coverage=num_drafts / num_row_steps,
         mean_acceptance_length=1 + num_accepted_tokens / num_drafts if num_drafts else None,
-        accepted_by_position=tuple(number / num_drafts for number in by_position) if num_drafts else (),
-        drafter_us_per_step=1e6 * drafter_seconds / num_drafter_steps if num_drafter_steps else None,
+        accepted_by_position=tuple(number / num_drafts for number in num_accepted_by_position)
+        if num_drafts
+        else (),
+        drafter_us_per_step=drafter_us_per_step,
     )
 
 

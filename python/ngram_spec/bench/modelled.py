@@ -22,13 +22,14 @@ from ngram_spec._core import CostCurve, NgramSpecError
 from ngram_spec.bench.arms import make_arms
 from ngram_spec.bench.closed_loop import AnswerCounts, LoopCounts, replay_closed_loop
 from ngram_spec.bench.intervals import interval_of
-from ngram_spec.bench.measures import MS_PER_SECOND, percentiles
+from ngram_spec.bench.measures import MS_PER_SECOND, drafting_of, percentiles
 from ngram_spec.bench.modelled_options import CONCURRENCIES, DEFAULT_COST_CURVE, METHOD_OVERHEAD
 from ngram_spec.bench.plan import parse_concurrencies
 from ngram_spec.bench.recommend import recommend
 from ngram_spec.bench.records import OFF, Settings
 from ngram_spec.bench.summary import Cell, Drafting, Interval, Measures, Summary, Word
 from ngram_spec.bench.verdict import against, counted
+from ngram_spec.bench.workloads import workload_name
 from ngram_spec.paired import MIN_RECORDS
 from ngram_spec.recordings import (
     TokenizedResponse,
@@ -150,13 +151,12 @@ def run_modelled(
     settings.curve()
     is_packaged = not files
     files = list(dict.fromkeys(files)) or packaged_recordings()
-    names = [file.name.removesuffix(".jsonl") for file in files]
     recordings = {}
-    for name, file in zip(names, files, strict=True):
+    for file in files:
         responses = load_responses(file)
         tokenizer = choose_tokenizer(tokenizer_name, responses)
         answers = [(response.record_id, response.tokenize(tokenizer)) for response in responses]
-        recordings[name if names.count(name) == 1 else str(file)] = answers
+        recordings[workload_name(file, files)] = answers
     summary = modelled_summary(recordings, settings)
     if not is_packaged:
         return summary
@@ -339,19 +339,13 @@ def _measures(place: _Place, answers: Sequence[AnswerCounts], drafting: Drafting
 
 def _drafting(place: _Place) -> Drafting:
     loop, total = place.loop, place.loop.total
-    rate = total.num_accepted_tokens / total.num_draft_tokens if total.num_draft_tokens else None
-    return Drafting(
+    return drafting_of(
         num_drafts=total.num_drafts,
         num_draft_tokens=total.num_draft_tokens,
         num_accepted_tokens=total.num_accepted_tokens,
+        num_output_tokens=total.num_output_tokens,
         num_row_steps=total.num_steps,
-        acceptance_rate=rate,
-        tokens_per_step=total.num_output_tokens / total.num_steps,
-        coverage=total.num_drafts / total.num_steps,
-        mean_acceptance_length=1 + total.num_accepted_tokens / total.num_drafts if total.num_drafts else None,
-        accepted_by_position=tuple(number / total.num_drafts for number in loop.num_accepted_by_position)
-        if total.num_drafts
-        else (),
+        num_accepted_by_position=loop.num_accepted_by_position,
         drafter_us_per_step=loop.pool_ns / 1000 / loop.num_pool_calls,
     )
 

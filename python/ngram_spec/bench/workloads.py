@@ -84,12 +84,13 @@ def load_workloads(files: Sequence[Traversable], num_prompts: int) -> list[Workl
         NgramSpecError: a file cannot be read, or a record is not as it must be.
     """
     files = files or packaged_recordings()
-    return [Workload(_name(file, files), _spaced(_prompts(file), num_prompts)) for file in files]
+    return [Workload(workload_name(file, files), _spaced(_prompts(file), num_prompts)) for file in files]
 
 
-def _name(file: Traversable, files: Sequence[Traversable]) -> str:
-    is_alone = [other.name for other in files].count(file.name) == 1
-    return file.name.removesuffix(".jsonl") if is_alone else str(file)
+def workload_name(file: Traversable, files: Sequence[Traversable]) -> str:
+    """Return the file's name without its ending, or its path where another of the files has that name."""
+    name, *names = (other.name.removesuffix(".jsonl") for other in (file, *files))
+    return name if names.count(name) == 1 else str(file)
 
 
 def _prompts(file: Traversable) -> list[Prompt]:
