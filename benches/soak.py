@@ -15,7 +15,6 @@ import ctypes
 import json
 import os
 import random
-import socket
 import subprocess
 import sys
 import time
@@ -27,6 +26,7 @@ from statistics import linear_regression
 from typing import Any
 from urllib.request import urlopen
 
+from ngram_spec.bench.server import free_port
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -239,12 +239,6 @@ def resident_bytes() -> int:
     """Resident memory of this process, without what the C library has got back and keeps for later."""
     ctypes.CDLL(None).malloc_trim(0)
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def small_model() -> str:

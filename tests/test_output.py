@@ -68,7 +68,7 @@ def test_a_terminal_without_unicode_gets_question_marks(
 def test_a_narrow_terminal_gets_every_figure_of_a_replay(tmp_path: Path) -> None:
     result = run('script -qec "stty cols 20; $(printf "%q " "$@")" /dev/null', ("replay",), tmp_path)
     if result.returncode == 127:
-        pytest.skip("script is not installed")
+        pytest.skip("needs the command script: apt-get install bsdutils")
     assert "tokens/" in result.stdout
     assert "…" not in result.stdout.rpartition("recording ")[2]
 

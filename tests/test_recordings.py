@@ -262,7 +262,7 @@ def test_no_packaged_recording_repeats_one_phrase_for_ever() -> None:
 def test_the_packaged_ids_are_the_packaged_text_in_the_model_s_tokenizer() -> None:
     model = Path(__file__).parent.parent / ".models" / "SmolLM2-135M-Instruct" / "tokenizer.json"
     if not model.exists():
-        pytest.skip(f"{model} has not been made")
+        pytest.skip(f"needs {model}: `make test` makes it")
     tokenizer = FileTokenizer(model)
     for _, response in packaged_responses():
         assert response.ids is not None

@@ -4,7 +4,6 @@ import gc
 import json
 import logging
 import re
-import socket
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +11,7 @@ from urllib.request import urlopen
 
 import pytest
 from ngram_spec import vllm_metrics
+from ngram_spec.bench.server import free_port
 
 pytest.importorskip("prometheus_client", reason="vLLM brings it")
 
@@ -33,12 +33,6 @@ class Proposer:
 def _log_reaches_caplog(monkeypatch: pytest.MonkeyPatch) -> None:
     # vLLM, once imported by another test, keeps its log from the root logger, where caplog listens.
     monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def metrics(port: int) -> dict[str, float]:

@@ -3,17 +3,13 @@
 import gc
 import os
 import re
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
-from pathlib import Path
 from typing import Any
 
-from watched import WatchedProposer
-
-sys.path.append(str(Path(__file__).resolve().parent.parent))
 from small_model import small_model
+from watched import WatchedProposer
 
 # Read when vLLM is imported: one process, one thread, a small cache, nothing from the network.
 os.environ.update(

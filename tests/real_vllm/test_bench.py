@@ -12,7 +12,7 @@ import psutil
 import pytest
 from documented import commands
 
-# Before small_model: engine adds its folder to the path, and sets what vLLM reads of the environment.
+# Before vLLM is imported: engine sets the environment that vLLM reads then.
 from engine import MAX_MODEL_LEN
 from ngram_spec.bench.records import read_run
 from ngram_spec.bench.summarize import summarize
