@@ -52,6 +52,21 @@ def test_random_batches_keep_bounds_and_types_and_share_nothing_with_the_caller(
         assert [draft[:-1] for draft in drafts] == again
 
 
+@pytest.mark.parametrize(
+    "sampled",
+    [[[9], [7, 8, 7]], ([9], (7, 8, 7)), [np.array([9]), np.array([7, 8, 7])], [1, 3], np.array([1, 3])],
+)
+def test_what_rows_were_given_is_told_by_number_or_as_tokens_and_says_how_many_rows_there_are(
+    sampled: Any,
+) -> None:
+    pool = DrafterPool(max_draft_tokens=3)
+    expected = pool.propose(ROWS, [6, 4])
+    assert pool.propose(ROWS, [6, 4, 3], sampled) == expected
+    stats = pool.stats()
+    assert (stats["num_sampled_rows"], stats["num_sampled_tokens"]) == (4, 6)
+    assert pool.propose(ROWS, [6, 4, 3], [[], [8]]) == [[], expected[1]]
+
+
 def test_nothing_past_a_rows_tokens_is_read() -> None:
     clean, dirty = ROWS.copy(), ROWS.copy()
     dirty[1, 4:], dirty[2, 3:] = [7, -9], 5
@@ -94,12 +109,11 @@ def test_rows_may_be_a_part_of_a_larger_array() -> None:
         ((ROWS, [6, 7]), "num_tokens must be from 0 to 6, got 7 at row 1"),
         ((ROWS, [-1]), "num_tokens must be from 0 to 6, got -1 at row 0"),
         ((ROWS, [6.0]), "num_tokens must be integers of at most 64 bits, got 6.0 at index 0"),
-        ((ROWS, [6], [1, 1]), "num_sampled must have one entry per entry of num_tokens, got 2 for 1"),
+        ((ROWS, [6], [1, 1]), "num_sampled has at most one entry per entry of num_tokens, got 2 for 1"),
+        ((ROWS, [6], ["1"]), "num_sampled must be integers of at most 64 bits, got '1' at index 0"),
+        ((ROWS, [6], [-1]), "num_sampled must be from 0 to"),
         ((ROWS, [6], [1], -2), "max_draft_tokens must be from 0 to 65536, got -2"),
-        (
-            (ROWS, [6], [1], [1, 2]),
-            "max_draft_tokens must have one entry per entry of num_tokens, got 2",
-        ),
+        ((ROWS, [6], [1], [1, 2]), "max_draft_tokens must have one entry per row, got 2 for 1"),
     ],
 )
 def test_a_bad_batch_is_refused_with_rule_value_and_place(arguments: tuple[Any, ...], message: str) -> None:

@@ -66,9 +66,10 @@ class GPUModelRunner:
 
 
 @pytest.fixture(autouse=True)
-def _log_reaches_caplog(monkeypatch: pytest.MonkeyPatch) -> None:
-    # vLLM, once imported by another test, keeps its log from the root logger, where caplog listens.
+def _as_if_no_test_before_had_imported_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Its log is kept from the root logger, where caplog listens, and its CPU build is warned of.
     monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+    monkeypatch.delitem(sys.modules, "vllm.v1.sample.rejection_sampler", raising=False)
 
 
 @pytest.fixture

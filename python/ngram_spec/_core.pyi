@@ -71,7 +71,7 @@ class DrafterPool:
         self,
         token_ids: npt.NDArray[np.int32],
         num_tokens: npt.NDArray[np.integer[Any]] | Sequence[int],
-        num_sampled: npt.NDArray[np.integer[Any]] | Sequence[int] | None = None,
+        num_sampled: npt.NDArray[np.integer[Any]] | Sequence[int] | Sequence[Sequence[int]] | None = None,
         max_draft_tokens: int | npt.NDArray[np.integer[Any]] | Sequence[int] | None = None,
     ) -> list[list[int]]: ...
     def take_fault(self) -> tuple[str, str] | None: ...

@@ -100,14 +100,15 @@ class NgramSpecProposer:
         self.has_stood_down = False
         self.acceptance: AcceptanceModel = options.pool["acceptance"]
         self._num_recent_faults = self._num_clean_steps = 0
-        self._num_steps = self._num_sampled_rows = self._num_emitted_tokens = 0
+        self._num_steps = self._num_undrafted_rows = self._num_undrafted_tokens = 0
         self._drafter_ns = 0
         self._switch_file, self._is_switched_off = options.switch_file, False
         has_prompt_embeddings = bool(getattr(model, "enable_prompt_embeds", False))
         self._is_used = _drafts_are_used(parallel) and not has_prompt_embeddings
+        self._decide_whether_to_draft()
         self._pool = DrafterPool(**options.pool, **derived)
         schedule = getattr(speculative, "num_speculative_tokens_per_batch_size", None)
-        self._caps = _BatchSizeCaps(max_draft_tokens, schedule)
+        self._caps = None if schedule is None else _BatchSizeCaps(max_draft_tokens, schedule)
         self._is_output_rank = _is_output_rank(parallel)
         if not self._is_output_rank:
             return  # one voice, and one port, per engine
@@ -144,19 +145,22 @@ class NgramSpecProposer:
             return [[] for _ in sampled_token_ids]
         started = time.perf_counter_ns()
         try:
-            num_rows = len(sampled_token_ids)
-            num_sampled = [len(token_ids) for token_ids in sampled_token_ids]
-            if not self._drafts_in_this_step():
-                drafts: list[list[int]] = [[] for _ in num_sampled]
-            else:
-                num_tokens = num_tokens_no_spec[:num_rows]
-                drafts = self._pool.propose(token_ids_cpu, num_tokens, num_sampled, self._caps.at(num_rows))
+            # Few calls of few functions: after a pass of a model on the CPU no cache holds their code, and one
+            # costs as much as a row.
+            if self._num_steps % NUM_STEPS_PER_LOOK == 0:
+                self._look_at_switch()
+            self._num_steps += 1
+            if self._is_drafting:
+                cap = None if self._caps is None else self._caps.at(len(sampled_token_ids))
+                drafts = self._pool.propose(token_ids_cpu, num_tokens_no_spec, sampled_token_ids, cap)
                 if (row_fault := self._pool.take_fault()) is None:
                     self._num_clean_steps += 1
                 else:
                     self._report("a row without a draft", *row_fault)
-            self._num_sampled_rows += num_rows - num_sampled.count(0)
-            self._num_emitted_tokens += sum(num_sampled)
+            else:
+                drafts = [[] for _ in sampled_token_ids]
+                self._num_undrafted_rows += sum(map(bool, sampled_token_ids))
+                self._num_undrafted_tokens += sum(map(len, sampled_token_ids))
             if self._is_output_rank and self._num_steps % NUM_STEPS_PER_SUMMARY == 0:
                 self._log_summary()
             return drafts
@@ -172,24 +176,25 @@ class NgramSpecProposer:
         finally:
             self._drafter_ns += time.perf_counter_ns() - started
 
-    def _drafts_in_this_step(self) -> bool:
-        if self._switch_file is not None and self._num_steps % NUM_STEPS_PER_LOOK == 0:
-            # Path.exists raises for a directory that it may not search, in Python 3.11 to 3.13: a fault.
-            is_off = os.path.exists(self._switch_file)  # noqa: PTH110
-            if is_off != self._is_switched_off:
-                self._is_switched_off = is_off
-                logger.warning(
-                    "ngram-spec: drafting is switched %s: %s %s",
-                    "off" if is_off else "on",
-                    self._switch_file,
-                    "exists" if is_off else "is gone",
-                )
-        self._num_steps += 1
-        return self._is_drafting
+    def _look_at_switch(self) -> None:
+        if self._switch_file is None:
+            return
+        # Path.exists raises for a directory that it may not search, in Python 3.11 to 3.13: a fault.
+        is_off = os.path.exists(self._switch_file)  # noqa: PTH110
+        if is_off != self._is_switched_off:
+            self._is_switched_off = is_off
+            self._decide_whether_to_draft()
+            logger.warning(
+                "ngram-spec: drafting is switched %s: %s %s",
+                "off" if is_off else "on",
+                self._switch_file,
+                "exists" if is_off else "is gone",
+            )
 
-    @property
-    def _is_drafting(self) -> bool:
-        return self._is_used and self.enabled and not self._is_switched_off and not self.has_stood_down
+    def _decide_whether_to_draft(self) -> None:
+        self._is_drafting = (
+            self._is_used and self.enabled and not self._is_switched_off and not self.has_stood_down
+        )
 
     def load_model(self, *args: object, **kwargs: object) -> None:
         """Do nothing: there is no draft model, but vLLM's CPU runner calls this on every proposer."""
@@ -206,15 +211,18 @@ class NgramSpecProposer:
         except RuntimeError:
             # A panic inside poisons the pool for good. How often it failed is then what one wants to read.
             of_pool = {}
+        # The pool knows nothing of the steps in which drafting was off.
+        num_sampled_rows = of_pool.get("num_sampled_rows", 0) + self._num_undrafted_rows
+        num_emitted_tokens = of_pool.pop("num_sampled_tokens", 0) + self._num_undrafted_tokens
         return {
             **of_pool,
             "num_faults": self.num_faults,
             "has_stood_down": int(self.has_stood_down),
             "is_drafting": int(self._is_drafting),
             "num_steps": self._num_steps,
-            "num_sampled_rows": self._num_sampled_rows,
-            "num_emitted_tokens": self._num_emitted_tokens,
-            "num_accepted_tokens": self._num_emitted_tokens - self._num_sampled_rows,
+            "num_sampled_rows": num_sampled_rows,
+            "num_emitted_tokens": num_emitted_tokens,
+            "num_accepted_tokens": num_emitted_tokens - num_sampled_rows,
             "drafter_ns": self._drafter_ns,
         }
 
@@ -230,6 +238,7 @@ class NgramSpecProposer:
         self._num_clean_steps = 0
         if self._num_recent_faults == MAX_FAULTS:
             self.has_stood_down = True
+            self._decide_whether_to_draft()
             logger.error(
                 "ngram-spec stands down after %d faults: no drafts until vLLM is restarted, which goes on",
                 self.num_faults,
@@ -248,8 +257,8 @@ class _BatchSizeCaps:
     hears of it; 0.33 drops it, with a warning. As in vLLM, the limit of a range also holds in the gap behind.
     """
 
-    def __init__(self, max_draft_tokens: int, schedule: Iterable[Sequence[int]] | None) -> None:
-        ranges = sorted((int(start), int(cap)) for start, _, cap in schedule or ())
+    def __init__(self, max_draft_tokens: int, schedule: Iterable[Sequence[int]]) -> None:
+        ranges = sorted((int(start), int(cap)) for start, _, cap in schedule)
         self._starts = [start for start, _ in ranges]
         self._caps = [max_draft_tokens, *(min(max_draft_tokens, cap) for _, cap in ranges)]
 

@@ -331,6 +331,8 @@ def test_the_command_writes_a_report_that_says_so_and_touches_no_live_one(
         (["--modelled", "--draft-cost", "0.1"], "--draft-cost must not be given with --modelled"),
         (["--modelled", "--rounds", "3"], "--rounds must not be given with --modelled"),
         (["--modelled", "--quick"], "--quick must not be given with --modelled"),
+        (["--modelled", "--temperature", "0"], "--temperature must not be given with --modelled"),
+        (["--modelled", "--budget", "5m"], "--budget must not be given with --modelled"),
         (["--modelled", "--", "--max-model-len", "9"], "flags behind -- must not be given with --modelled"),
         (["--modelled", "--concurrency", "many"], "--concurrency must be whole numbers"),
         (["--modelled", "--num-speculative-tokens", "0"], "num_speculative_tokens must be a positive"),

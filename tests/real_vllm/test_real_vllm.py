@@ -212,7 +212,7 @@ def test_a_drafter_that_fails_at_every_step_stands_down_and_the_answers_stay_the
     engine = engines.get(DRAFTING)
     proposer = watched(engine)
     # Put back afterwards, as the next test may get this engine.
-    for name in ("num_faults", "has_stood_down", "_num_recent_faults", "_num_clean_steps"):
+    for name in ("num_faults", "has_stood_down", "_is_drafting", "_num_recent_faults", "_num_clean_steps"):
         monkeypatch.setattr(proposer, name, getattr(proposer, name))
     requests = dict(list(DOZEN.items())[:2])
     with engine.events() as events, monkeypatch.context() as context:

@@ -16,7 +16,16 @@ from ngram_spec.bench.modelled_options import (
     check_no_modelled_options,
     check_only_modelled_options,
 )
-from ngram_spec.bench.sizes import FULL, FULL_ON_CPU, QUICK_MODEL
+from ngram_spec.bench.sizes import (
+    BUDGET,
+    FULL,
+    FULL_ON_CPU,
+    PRECISION,
+    QUICK_MODEL,
+    REQUEST_TIMEOUT,
+    START_TIMEOUT,
+    TEMPERATURE,
+)
 from ngram_spec.vllm_plugin import DEFAULT_NUM_SPECULATIVE_TOKENS
 
 if TYPE_CHECKING:
@@ -123,7 +132,7 @@ def add_bench_parser(commands: "argparse._SubParsersAction[argparse.ArgumentPars
         metavar="N",
         help=f"of each file, evenly spaced (default: {FULL.num_prompts}, {FULL_ON_CPU.num_prompts} on a CPU)",
     )
-    how.add_argument("--temperature", type=float, default=0.0, metavar="T", help="(default: %(default)g)")
+    how.add_argument("--temperature", type=float, metavar="T", help=f"(default: {TEMPERATURE:g})")
     how.add_argument(
         "--goal", metavar="G", help="what matters instead of tokens per second, such as tpot_p95=30ms"
     )
@@ -134,28 +143,24 @@ def add_bench_parser(commands: "argparse._SubParsersAction[argparse.ArgumentPars
     long.add_argument(
         "--precision",
         type=float,
-        default=0.03,
         metavar="P",
-        help="enough where all speed-ups are known to this share (default: %(default)g)",
+        help=f"enough where all speed-ups are known to this share (default: {PRECISION:g})",
     )
     long.add_argument(
         "--budget",
-        default="15m",
         metavar="TIME",
-        help="no more rounds that would end later; two are always measured (default: %(default)s)",
+        help=f"no more rounds that would end later; two are always measured (default: {_minutes(BUDGET)})",
     )
     long.add_argument("--rounds", type=int, metavar="N", help="most starts of each arm (default: no limit)")
     long.add_argument(
         "--start-timeout",
-        default="30m",
         metavar="TIME",
-        help="a server that is not ready then has failed (default: %(default)s)",
+        help=f"a server that is not ready then has failed (default: {_minutes(START_TIMEOUT)})",
     )
     long.add_argument(
         "--request-timeout",
-        default="2m",
         metavar="TIME",
-        help="a request that gets nothing for so long has failed (default: %(default)s)",
+        help=f"a request that gets nothing for so long has failed (default: {_minutes(REQUEST_TIMEOUT)})",
     )
     out = command.add_argument_group("where to")
     out.add_argument(
@@ -288,3 +293,7 @@ def _ended_by_signals() -> Iterator[None]:
 
 def _listed(numbers: Sequence[int]) -> str:
     return ",".join(map(str, numbers))
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds / 60:g}m"

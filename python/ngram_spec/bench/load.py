@@ -19,9 +19,9 @@ from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
 
 from ngram_spec._core import NgramSpecError
 from ngram_spec.bench.records import Answer
+from ngram_spec.bench.sizes import REQUEST_TIMEOUT, TEMPERATURE
 from ngram_spec.bench.workloads import Prompt
 
-REQUEST_TIMEOUT = 120.0
 CONNECT_TIMEOUT = 10.0
 # The first chunk of a chat brings the ids of its whole prompt, on one line.
 MAX_LINE_BYTES = 2**26
@@ -53,7 +53,7 @@ class Endpoint:
     headers: dict[str, str] = field(default_factory=dict)
     counted_by: CountedBy = "ids"
     max_tokens: int = 256
-    temperature: float = 0.0
+    temperature: float = TEMPERATURE
     # A request that gets nothing for so many seconds has failed.
     timeout: float = REQUEST_TIMEOUT
 

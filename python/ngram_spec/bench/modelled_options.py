@@ -20,8 +20,13 @@ OF_SERVERS = (
     "goal",
     "max_tokens",
     "num_prompts",
-    "rounds",
+    "temperature",
     "quick",
+    "precision",
+    "budget",
+    "rounds",
+    "start_timeout",
+    "request_timeout",
     "report",
 )
 OF_MODELLED = ("cost_curve", "method_overhead", "step_ms", "tokenizer")

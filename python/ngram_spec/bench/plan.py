@@ -15,7 +15,18 @@ from ngram_spec.bench.records import OFF, OFF_V1, Arm, Settings
 from ngram_spec.bench.run import Plan
 from ngram_spec.bench.scrape import models
 from ngram_spec.bench.server import flag_name, is_cpu_build, serve_command, with_default_flags
-from ngram_spec.bench.sizes import FULL, FULL_ON_CPU, QUICK, QUICK_MODEL, Sizes
+from ngram_spec.bench.sizes import (
+    BUDGET,
+    FULL,
+    FULL_ON_CPU,
+    PRECISION,
+    QUICK,
+    QUICK_MODEL,
+    REQUEST_TIMEOUT,
+    START_TIMEOUT,
+    TEMPERATURE,
+    Sizes,
+)
 from ngram_spec.bench.workloads import Workload, load_workloads
 from ngram_spec.vllm_options import checked_max_draft_tokens, read_options
 from ngram_spec.vllm_plugin import METHOD
@@ -59,7 +70,7 @@ def make_plan(options: argparse.Namespace, server_flags: Sequence[str]) -> Plan:
         headers=headers,
         max_tokens=settings.max_tokens,
         temperature=settings.temperature,
-        timeout=_seconds("--request-timeout", options.request_timeout),
+        timeout=_seconds("--request-timeout", options.request_timeout, REQUEST_TIMEOUT),
     )
     return Plan(
         settings=settings,
@@ -67,9 +78,9 @@ def make_plan(options: argparse.Namespace, server_flags: Sequence[str]) -> Plan:
         folder=options.out,
         endpoint=endpoint,
         max_rounds=options.rounds or sizes.max_rounds,
-        budget=_seconds("--budget", options.budget),
-        precision=options.precision,
-        start_timeout=_seconds("--start-timeout", options.start_timeout),
+        budget=_seconds("--budget", options.budget, BUDGET),
+        precision=PRECISION if options.precision is None else options.precision,
+        start_timeout=_seconds("--start-timeout", options.start_timeout, START_TIMEOUT),
     )
 
 
@@ -95,7 +106,7 @@ def _settings(
         if options.concurrency is not None
         else sizes.concurrencies,
         max_tokens=options.max_tokens or sizes.max_tokens,
-        temperature=options.temperature,
+        temperature=TEMPERATURE if options.temperature is None else options.temperature,
         goal=None if options.goal is None else parse_goal(options.goal).text,
         num_groups=min(sizes.num_groups, *(len(one.prompts) for one in workloads)),
     )
@@ -106,9 +117,9 @@ def _check_numbers(options: argparse.Namespace) -> None:
         value = getattr(options, name)
         if value is not None and value < 1:
             raise NgramSpecError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
-    if not options.precision > 0:
+    if options.precision is not None and not options.precision > 0:
         raise NgramSpecError(f"--precision must be above 0, got {options.precision:g}")
-    if not 0 <= options.temperature < math.inf:
+    if options.temperature is not None and not 0 <= options.temperature < math.inf:
         raise NgramSpecError(f"--temperature must be at least 0, got {options.temperature:g}")
 
 
@@ -229,7 +240,9 @@ def parse_concurrencies(text: str) -> tuple[int, ...]:
     return tuple(sorted(numbers))
 
 
-def _seconds(option: str, text: str) -> float:
+def _seconds(option: str, text: str | None, default: float) -> float:
+    if text is None:
+        return default
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smh])", text)
     if match is None or not 0 < float(match[1]) < math.inf:
         raise NgramSpecError(f"{option} must be a time such as 90s, 15m or 1h, got {text!r}")

@@ -27,10 +27,9 @@ from pathlib import Path
 import psutil
 
 from ngram_spec._core import NgramSpecError
+from ngram_spec.bench.sizes import START_TIMEOUT
 
 HOST = "127.0.0.1"
-# A large model is read from a slow disk, and its graphs are captured.
-START_TIMEOUT = 1800.0
 STOP_TIMEOUT = 20.0
 POLL_SECONDS = 0.2
 NUM_LOG_LINES = 25

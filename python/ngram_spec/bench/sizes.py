@@ -3,6 +3,13 @@
 from dataclasses import dataclass
 
 QUICK_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
+TEMPERATURE = 0.0
+# The share of a speed-up to which it is to be known.
+PRECISION = 0.03
+# In seconds. A large model is read from a slow disk, and its graphs are captured.
+START_TIMEOUT = 1800.0
+REQUEST_TIMEOUT = 120.0
+BUDGET = 900.0
 
 
 @dataclass(frozen=True)

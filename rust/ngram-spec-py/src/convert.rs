@@ -3,7 +3,7 @@
 use numpy::{PyArrayDyn, PyArrayMethods, PyReadonlyArray1, PyUntypedArray, PyUntypedArrayMethods};
 use pyo3::exceptions::PyOverflowError;
 use pyo3::prelude::*;
-use pyo3::types::{PyByteArray, PyBytes, PyString};
+use pyo3::types::{PyByteArray, PyBytes, PyList, PySequence, PyString};
 
 use crate::NgramSpecError;
 
@@ -39,6 +39,12 @@ impl TokenIds<'_> {
 
 /// One-dimensional integers of any width, copied.
 pub(crate) fn integers(name: &str, value: &Bound<'_, PyAny>) -> PyResult<Vec<i64>> {
+    // What engines pass at every step.
+    if let Ok(array) = value.extract::<PyReadonlyArray1<'_, i32>>()
+        && let Ok(numbers) = array.as_slice()
+    {
+        return Ok(numbers.iter().map(|&number| i64::from(number)).collect());
+    }
     if let Ok(array) = value.cast::<PyUntypedArray>() {
         if array.ndim() != 1 {
             return refuse(format!("{name} must be one-dimensional, got shape {:?}", array.shape()));
@@ -55,11 +61,30 @@ pub(crate) fn integers(name: &str, value: &Bound<'_, PyAny>) -> PyResult<Vec<i64
         }
         return items(name, &array.call_method0("tolist")?);
     }
-    let is_text = value.is_instance_of::<PyString>();
-    if is_text || value.is_instance_of::<PyBytes>() || value.is_instance_of::<PyByteArray>() {
+    if is_text(value) {
         return refuse(format!("{name} must be a sequence of integers, got {}", value.get_type().name()?));
     }
     items(name, value)
+}
+
+/// One-dimensional integers of any width, or the lengths of what a sequence holds.
+pub(crate) fn integers_or_lens(name: &str, value: &Bound<'_, PyAny>) -> PyResult<Vec<i64>> {
+    let Ok(items) = value.cast::<PySequence>() else { return integers(name, value) };
+    let lens: Option<_> = items.try_iter()?.map(|item| len_of(&item.ok()?)).collect();
+    lens.map_or_else(|| integers(name, value), Ok)
+}
+
+fn len_of(item: &Bound<'_, PyAny>) -> Option<i64> {
+    let len = match item.cast::<PyList>() {
+        Ok(list) => list.len(),
+        Err(_) if is_text(item) => return None,
+        Err(_) => item.len().ok()?,
+    };
+    i64::try_from(len).ok()
+}
+
+fn is_text(value: &Bound<'_, PyAny>) -> bool {
+    value.is_instance_of::<PyString>() || value.is_instance_of::<PyBytes>() || value.is_instance_of::<PyByteArray>()
 }
 
 fn items(name: &str, value: &Bound<'_, PyAny>) -> PyResult<Vec<i64>> {

@@ -7,7 +7,7 @@ use numpy::{PyReadonlyArray2, PyUntypedArray, PyUntypedArrayMethods};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::convert::{Int, integers, refuse};
+use crate::convert::{Int, integers, integers_or_lens, refuse};
 use crate::options::{PyAcceptanceModel, draft_limit, limit, read_options};
 use crate::{locked, refused};
 
@@ -92,7 +92,9 @@ impl PyDrafterPool {
     /// num_tokens
     ///     Valid tokens of each row, from 0 to cols. There may be fewer entries than rows.
     /// num_sampled
-    ///     Tokens that each row has just been given. A row with 0 (a prompt being prefilled) is only indexed.
+    ///     Tokens that each row has just been given: how many, or the tokens themselves. A row with 0 (a prompt being
+    ///     prefilled) is only indexed. There may be fewer entries than in `num_tokens`, as the batch of a runner may
+    ///     have fewer rows than its buffers; None has a row for each of `num_tokens`, all with 1.
     /// max_draft_tokens
     ///     Upper limit, for all rows or one per row; None uses the pool's own.
     ///
@@ -119,25 +121,37 @@ impl PyDrafterPool {
                 num_tokens.len()
             ));
         }
-        let num_sampled = num_sampled
-            .map(|counts| per_row("num_sampled", counts, num_tokens.len(), |count| limit("num_sampled", count)))
-            .transpose()?;
+        let num_sampled = match num_sampled {
+            None => vec![1; num_tokens.len()],
+            Some(counts) => integers_or_lens("num_sampled", counts)?
+                .iter()
+                .map(|&count| limit("num_sampled", count))
+                .collect::<PyResult<_>>()?,
+        };
+        if num_sampled.len() > num_tokens.len() {
+            return refuse(format!(
+                "num_sampled has at most one entry per entry of num_tokens, got {} for {}",
+                num_sampled.len(),
+                num_tokens.len()
+            ));
+        }
         let limits = match max_draft_tokens {
-            None => vec![self.max_draft_tokens; num_tokens.len()],
+            None => vec![self.max_draft_tokens; num_sampled.len()],
             Some(max) => match max.extract::<Int>() {
-                Ok(max) => vec![draft_limit(max.0)?; num_tokens.len()],
-                Err(_) => per_row("max_draft_tokens", max, num_tokens.len(), draft_limit)?,
+                Ok(max) => vec![draft_limit(max.0)?; num_sampled.len()],
+                Err(_) => limits_per_row(max, num_sampled.len())?,
             },
         };
-        let mut rows = Vec::with_capacity(num_tokens.len());
-        for (at, (&len, &limit)) in num_tokens.iter().zip(&limits).enumerate() {
+        let mut rows = Vec::with_capacity(num_sampled.len());
+        for (at, ((&len, &num_sampled), &max_draft_tokens)) in
+            num_tokens.iter().zip(&num_sampled).zip(&limits).enumerate()
+        {
             let valid = usize::try_from(len).ok().filter(|len| *len <= num_cols);
             let tokens = view.row(at).to_slice().zip(valid).map(|(row, len)| &row[..len]);
             let Some(tokens) = tokens else {
                 return refuse(format!("num_tokens must be from 0 to {num_cols}, got {len} at row {at}"));
             };
-            let is_prefill = num_sampled.as_ref().is_some_and(|counts| counts[at] == 0);
-            rows.push(Row { tokens, max_draft_tokens: if is_prefill { 0 } else { limit } });
+            rows.push(Row { tokens, num_sampled, max_draft_tokens });
         }
         locked(py, &self.inner, |pool| pool.propose(&rows))
     }
@@ -164,7 +178,8 @@ impl PyDrafterPool {
         }
         set_items!(
             num_calls,
-            num_rows,
+            num_sampled_rows,
+            num_sampled_tokens,
             num_drafts,
             num_draft_tokens,
             num_indexed_tokens,
@@ -200,18 +215,10 @@ fn read_rows<'py>(token_ids: &Bound<'py, PyAny>) -> PyResult<PyReadonlyArray2<'p
     Ok(array)
 }
 
-fn per_row(
-    name: &str,
-    value: &Bound<'_, PyAny>,
-    num_rows: usize,
-    read: impl Fn(i64) -> PyResult<u32>,
-) -> PyResult<Vec<u32>> {
-    let counts = integers(name, value)?;
-    if counts.len() != num_rows {
-        return refuse(format!(
-            "{name} must have one entry per entry of num_tokens, got {} for {num_rows}",
-            counts.len()
-        ));
+fn limits_per_row(max_draft_tokens: &Bound<'_, PyAny>, num_rows: usize) -> PyResult<Vec<u32>> {
+    let limits = integers("max_draft_tokens", max_draft_tokens)?;
+    if limits.len() != num_rows {
+        return refuse(format!("max_draft_tokens must have one entry per row, got {} for {num_rows}", limits.len()));
     }
-    counts.iter().map(|&count| read(count)).collect()
+    limits.iter().map(|&limit| draft_limit(limit)).collect()
 }

@@ -102,7 +102,7 @@ fn steps(mut drafter: Drafter, emitted: &[TokenId]) -> (f64, Vec<Duration>) {
 }
 
 fn propose(pool: &mut DrafterPool, rows: &[&[TokenId]]) -> Duration {
-    let rows: Vec<_> = rows.iter().map(|tokens| Row { tokens, max_draft_tokens: 8 }).collect();
+    let rows: Vec<_> = rows.iter().map(|tokens| Row { tokens, num_sampled: 1, max_draft_tokens: 8 }).collect();
     let start = Instant::now();
     black_box(pool.propose(&rows));
     start.elapsed()
@@ -172,7 +172,8 @@ fn median_step(text: &[TokenId], max_draft_tokens: u32) -> f64 {
     let mut steps: Vec<_> = (0..NUM_STEPS)
         .map(|step| {
             let len = LEN + 3 * step;
-            let rows = starts.iter().map(|&start| Row { tokens: &text[start..start + len], max_draft_tokens });
+            let rows =
+                starts.iter().map(|&start| Row { tokens: &text[start..start + len], num_sampled: 1, max_draft_tokens });
             let rows: Vec<_> = rows.collect();
             let start = Instant::now();
             black_box(pool.propose(&rows));

@@ -142,7 +142,7 @@ pub(crate) mod tests {
     }
 
     fn propose(pool: &mut DrafterPool, rows: &[&[TokenId]]) -> Vec<Vec<TokenId>> {
-        let rows: Vec<_> = rows.iter().map(|tokens| Row { tokens, max_draft_tokens: 6 }).collect();
+        let rows: Vec<_> = rows.iter().map(|tokens| Row { tokens, num_sampled: 1, max_draft_tokens: 6 }).collect();
         pool.propose(&rows)
     }
 

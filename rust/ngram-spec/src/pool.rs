@@ -44,6 +44,8 @@ impl Default for PoolOptions {
 pub struct Row<'a> {
     /// Prompt and response so far.
     pub tokens: &'a [TokenId],
+    /// How many of them it has just been given. With 0, as while a prompt is prefilled, it is indexed and gets no draft.
+    pub num_sampled: u32,
     /// Upper limit for this row; 0 indexes the row and drafts nothing.
     pub max_draft_tokens: u32,
 }
@@ -62,8 +64,10 @@ struct Live<'a> {
 pub struct PoolStats {
     /// Calls of [`DrafterPool::propose`].
     pub num_calls: u64,
-    /// Rows in all calls that asked for a draft.
-    pub num_rows: u64,
+    /// Rows, counted per call, that had just been given tokens.
+    pub num_sampled_rows: u64,
+    /// Tokens that they had been given.
+    pub num_sampled_tokens: u64,
     /// Rows that got a draft.
     pub num_drafts: u64,
     /// Tokens of all drafts.
@@ -102,7 +106,7 @@ pub struct PoolStats {
 ///
 /// let mut pool = DrafterPool::new(PoolOptions::default(), DraftOptions::default())?;
 /// let rows = [&[1, 2, 3, 1, 2][..], &[7, 8, 9][..]];
-/// let drafts = pool.propose(&rows.map(|tokens| Row { tokens, max_draft_tokens: 1 }));
+/// let drafts = pool.propose(&rows.map(|tokens| Row { tokens, num_sampled: 1, max_draft_tokens: 1 }));
 /// assert_eq!(drafts, [vec![3], vec![]]);
 /// # Ok::<(), ngram_spec::Error>(())
 /// ```
@@ -186,11 +190,14 @@ impl DrafterPool {
     fn begin<'a>(&mut self, rows: &[Row<'a>]) -> Vec<Live<'a>> {
         let call = self.stats.num_calls;
         self.faults.forget_departed(call);
-        let live = rows.iter().map(|&Row { mut tokens, max_draft_tokens }| {
+        let live = rows.iter().map(|&Row { mut tokens, num_sampled, max_draft_tokens }| {
+            self.stats.num_sampled_rows += u64::from(num_sampled > 0);
+            self.stats.num_sampled_tokens += u64::from(num_sampled);
             if self.faults.has_stood_down(call, tokens) {
                 self.stats.num_stood_down_rows += 1;
                 tokens = &[];
             }
+            let max_draft_tokens = if num_sampled == 0 { 0 } else { max_draft_tokens };
             Live { tokens, max_draft_tokens, entry: None, draft: Draft::default() }
         });
         live.collect()
@@ -311,7 +318,6 @@ impl DrafterPool {
         if row.max_draft_tokens == 0 {
             return Draft::default();
         }
-        self.stats.num_rows += 1;
         let room = self.limits.max_context_len.map_or(usize::MAX, |max| max.saturating_sub(row.tokens.len() + 1));
         let limit = row.max_draft_tokens.min(self.options.max_draft_tokens);
         let limit = u32::try_from(room).map_or(limit, |room| limit.min(room));

@@ -46,7 +46,11 @@ impl Proposer for Pooled {
         let lens = call.num_tokens.iter().map(|len| len + self.num_read_past_end);
         let rows: Vec<_> = lens
             .enumerate()
-            .map(|(at, len)| Row { tokens: call.row(at, len), max_draft_tokens: call.limit(at) })
+            .map(|(at, len)| Row {
+                tokens: call.row(at, len),
+                num_sampled: u32::try_from(call.num_sampled[at]).unwrap(),
+                max_draft_tokens: u32::try_from(call.max_draft_tokens).unwrap(),
+            })
             .collect();
         self.pool.propose(&rows)
     }
@@ -309,8 +313,10 @@ fn prompts_of_131072_tokens_that_join_64_decoding_rows_are_indexed_in_slices_whi
         num_new += rows.iter_mut().filter(|row| row.num_to_prefill == 0).map(|row| row.decode(&mut rng)).sum::<usize>();
 
         let before = pool.stats().num_indexed_tokens;
-        let calls: Vec<_> =
-            rows.iter().map(|row| Row { tokens: row.twin.tokens(), max_draft_tokens: row.limit() }).collect();
+        let calls: Vec<_> = rows
+            .iter()
+            .map(|row| Row { tokens: row.twin.tokens(), num_sampled: 1, max_draft_tokens: row.limit() })
+            .collect();
         let drafts = pool.propose(&calls);
         let num_indexed = usize::try_from(pool.stats().num_indexed_tokens - before).unwrap();
         let slice_len = num_behind.min(usize::try_from(MAX_INDEXED_PER_CALL).unwrap());
