@@ -145,8 +145,8 @@ class NgramSpecProposer:
             return [[] for _ in sampled_token_ids]
         started = time.perf_counter_ns()
         try:
-            # Few calls of few functions: after a pass of a model on the CPU no cache holds their code, and one
-            # costs as much as a row.
+            # Few calls of few functions: after a pass of a model on the CPU no cache holds their code, and
+            # one costs as much as a row.
             if self._num_steps % NUM_STEPS_PER_LOOK == 0:
                 self._look_at_switch()
             self._num_steps += 1
