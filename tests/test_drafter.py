@@ -147,7 +147,7 @@ def test_what_is_no_sequence_of_token_ids_is_refused_with_rule_and_place(prompt:
     [
         ({"max_draft_tokens": -1}, "max_draft_tokens must be from 0 to 65536, got -1"),
         ({"max_draft_tokens": 2**64}, "max_draft_tokens must be from 0 to 65536, got 9223372036854775807"),
-        ({"min_match_len": 0}, "min_match_len must be at least 1, got 0"),
+        ({"min_match_len": 0}, "min_match_len must be from 1 to 4294967295, got 0"),
         ({"draft_cost": -0.1}, "draft_cost must be a finite number of at least 0, got -0.1"),
         ({"draft_cost": float("nan")}, "draft_cost must be a finite number of at least 0, got NaN"),
         ({"draft_cost": "0.1"}, "draft_cost must be a number or a CostCurve, got str"),

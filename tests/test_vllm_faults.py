@@ -151,17 +151,22 @@ def test_the_three_faults_of_one_row_do_not_add_up_to_those_of_another_long_afte
     assert (proposer.num_faults, proposer.has_stood_down) == (3 * MAX_FAULTS, False)
 
 
-def test_a_pool_that_panicked_leaves_the_proposer_s_own_counters(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pool_that_panicked_leaves_the_counters_where_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
     def stats() -> None:
         raise RuntimeError("an earlier call panicked")
 
     proposer = NgramSpecProposer(vllm_config())
+    propose(proposer, [PERIODIC])
+    before = proposer.stats()
     faulty = Faulty(RuntimeError("an earlier call panicked"))
     monkeypatch.setattr(faulty, "stats", stats, raising=False)
     monkeypatch.setattr(proposer, "_pool", faulty)
     propose(proposer, [PERIODIC])
-    assert proposer.stats()["num_faults"] == 1
-    assert "num_entries" not in proposer.stats()
+    after = proposer.stats()
+    assert after["num_faults"] == 1
+    of_proposer = {"num_faults", "num_steps", "drafter_ns"}
+    assert {name for name in before if after[name] != before[name]} == of_proposer
+    assert before["num_sampled_rows"] == before["num_drafts"] == 1
 
 
 @pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit])

@@ -20,6 +20,7 @@ import re
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,7 @@ class NgramSpecProposer:
         self._is_used = _drafts_are_used(parallel) and not has_prompt_embeddings
         self._decide_whether_to_draft()
         self._pool = DrafterPool(**options.pool, **derived)
+        self._last_of_pool: dict[str, int] = {}
         schedule = getattr(speculative, "num_speculative_tokens_per_batch_size", None)
         self._caps = None if schedule is None else _BatchSizeCaps(max_draft_tokens, schedule)
         self._is_output_rank = _is_output_rank(parallel)
@@ -206,11 +208,10 @@ class NgramSpecProposer:
         beyond the first of each row and step, is exact; but steps in which vLLM skips the call are not
         counted. `drafter_ns` is the time spent here, in nanoseconds.
         """
-        try:
-            of_pool = self._pool.stats()
-        except RuntimeError:
-            # A panic inside poisons the pool for good. How often it failed is then what one wants to read.
-            of_pool = {}
+        # A panic inside poisons the pool for good: what it had counted until it was last asked stays.
+        with suppress(RuntimeError):
+            self._last_of_pool = self._pool.stats()
+        of_pool = dict(self._last_of_pool)
         # The pool knows nothing of the steps in which drafting was off.
         num_sampled_rows = of_pool.get("num_sampled_rows", 0) + self._num_undrafted_rows
         num_emitted_tokens = of_pool.pop("num_sampled_tokens", 0) + self._num_undrafted_tokens

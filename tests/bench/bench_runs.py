@@ -5,6 +5,7 @@ python bench_runs.py bench --model fake ...
 
 import json
 import os
+import signal
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -84,5 +85,7 @@ def texts(prompts: Iterable[Prompt]) -> list[str]:
 
 
 if __name__ == "__main__":
+    # What is started in the background of a shell ignores it, and so would this.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     server.serve_command = fake_command
     sys.exit(cli.main(sys.argv[1:]))

@@ -178,6 +178,15 @@ def test_an_impatient_user_ends_all_that_was_started(
     assert num_signals > 0
 
 
+@pytest.fixture
+def _ctrl_c_interrupts() -> Iterator[None]:
+    """Where tests run in the background of a shell, it is ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_ctrl_c_interrupts")
 def test_signals_that_come_while_a_server_is_made_wait_until_it_can_be_ended() -> None:
     done = []
     with pytest.raises(KeyboardInterrupt), server._uninterrupted():  # noqa: PT012

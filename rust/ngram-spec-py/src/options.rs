@@ -1,6 +1,8 @@
 //! The options that drafters and pools share.
 
 use std::collections::BTreeMap;
+use std::fmt::Display;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use ngram_spec::drafter::MAX_DRAFT_TOKENS;
@@ -120,7 +122,7 @@ impl PyCostCurve {
 
     /// Relative time of a step that verifies so many tokens.
     fn step_time(&self, num_tokens: Int) -> PyResult<f64> {
-        Ok(self.0.step_time(limit("num_tokens", num_tokens.0)?))
+        Ok(self.0.step_time(in_range("num_tokens", 0..=u32::MAX, &num_tokens.0, "")?))
     }
 }
 
@@ -145,7 +147,7 @@ pub(crate) fn read_options(
 ) -> PyResult<DraftOptions> {
     let mut options = DraftOptions {
         max_draft_tokens: draft_limit(max_draft_tokens.0)?,
-        min_match_len: limit("min_match_len", min_match_len.0)?,
+        min_match_len: in_range("min_match_len", 1..=u32::MAX, &min_match_len.0, "")?,
         ..DraftOptions::default()
     };
     if let Some(cost) = draft_cost {
@@ -160,19 +162,17 @@ pub(crate) fn read_options(
     Ok(options)
 }
 
-/// A count that must not be negative.
-pub(crate) fn limit(name: &str, value: i64) -> PyResult<u32> {
-    at_most(u32::MAX, name, value)
-}
-
 /// A limit of draft tokens. Where drafts cost nothing, periodic text fills any limit, so an absurd one is refused.
 pub(crate) fn draft_limit(value: i64) -> PyResult<u32> {
-    at_most(MAX_DRAFT_TOKENS, "max_draft_tokens", value)
+    in_range("max_draft_tokens", DRAFT_LIMITS, &value, "")
 }
 
-fn at_most(max: u32, name: &str, value: i64) -> PyResult<u32> {
-    match u32::try_from(value) {
-        Ok(value) if value <= max => Ok(value),
-        _ => refuse(format!("{name} must be from 0 to {max}, got {value}")),
+pub(crate) const DRAFT_LIMITS: RangeInclusive<u32> = 0..=MAX_DRAFT_TOKENS;
+
+/// A number of this range; `place` ends the sentence that refuses any other.
+pub(crate) fn in_range(name: &str, range: RangeInclusive<u32>, value: &i64, place: impl Display) -> PyResult<u32> {
+    match u32::try_from(*value) {
+        Ok(value) if range.contains(&value) => Ok(value),
+        _ => refuse(format!("{name} must be from {} to {}, got {value}{place}", range.start(), range.end())),
     }
 }

@@ -1,15 +1,20 @@
 //! `DrafterPool`.
 
+use std::ops::RangeInclusive;
 use std::sync::Mutex;
 
+use ngram_spec::automaton::MAX_CONTEXT_LEN;
 use ngram_spec::{DrafterPool, PoolOptions, PoolStats, Row};
 use numpy::{PyReadonlyArray2, PyUntypedArray, PyUntypedArrayMethods};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::convert::{Int, integers, integers_or_lens, refuse};
-use crate::options::{PyAcceptanceModel, draft_limit, limit, read_options};
+use crate::options::{DRAFT_LIMITS, PyAcceptanceModel, draft_limit, in_range, read_options};
 use crate::{locked, refused};
+
+#[allow(clippy::cast_possible_truncation)] // far below
+const CONTEXT_LENS: RangeInclusive<u32> = 1..=MAX_CONTEXT_LEN as u32;
 
 /// Drafts for the rows of a batch, which have no identity.
 ///
@@ -73,10 +78,10 @@ impl PyDrafterPool {
         let limits = PoolOptions {
             max_bytes,
             max_context_len: max_context_len
-                .map(|len| limit("max_context_len", len.0))
+                .map(|len| in_range("max_context_len", CONTEXT_LENS, &len.0, ""))
                 .transpose()?
                 .map(|len| len as usize),
-            vocab_size: vocab_size.map(|size| limit("vocab_size", size.0)).transpose()?,
+            vocab_size: vocab_size.map(|size| in_range("vocab_size", 1..=u32::MAX, &size.0, "")).transpose()?,
         };
         let inner = DrafterPool::new(limits, options).map_err(|error| refused(&error))?;
         Ok(Self { inner: Mutex::new(inner), max_draft_tokens })
@@ -123,10 +128,7 @@ impl PyDrafterPool {
         }
         let num_sampled = match num_sampled {
             None => vec![1; num_tokens.len()],
-            Some(counts) => integers_or_lens("num_sampled", counts)?
-                .iter()
-                .map(|&count| limit("num_sampled", count))
-                .collect::<PyResult<_>>()?,
+            Some(counts) => all_in_range("num_sampled", 0..=u32::MAX, &integers_or_lens("num_sampled", counts)?)?,
         };
         if num_sampled.len() > num_tokens.len() {
             return refuse(format!(
@@ -220,5 +222,10 @@ fn limits_per_row(max_draft_tokens: &Bound<'_, PyAny>, num_rows: usize) -> PyRes
     if limits.len() != num_rows {
         return refuse(format!("max_draft_tokens must have one entry per row, got {} for {num_rows}", limits.len()));
     }
-    limits.iter().map(|&limit| draft_limit(limit)).collect()
+    all_in_range("max_draft_tokens", DRAFT_LIMITS, &limits)
+}
+
+fn all_in_range(name: &str, range: RangeInclusive<u32>, values: &[i64]) -> PyResult<Vec<u32>> {
+    let checked = |(row, value)| in_range(name, range.clone(), value, format_args!(" at row {row}"));
+    values.iter().enumerate().map(checked).collect()
 }

@@ -14,7 +14,7 @@ macro_rules! features {
         pub enum Feature { $($(#[$doc])* $variant,)* }
 
         impl Feature {
-            /// All of them, in the order of [`Features`].
+            /// All of them, in the order of [`crate::Weights`].
             pub const ALL: &[Self] = &[$(Self::$variant,)*];
 
             /// Name where weights are written down.
@@ -98,11 +98,11 @@ features! {
 /// How many numbers describe a draft token.
 pub const NUM_FEATURES: usize = Feature::ALL.len();
 
-/// So many hold of one token at most: four of any, eight of its matches, three of a copy.
+/// So many are told of one token at most: four of any, eight of its matches, three of a copy.
 const MAX_TOLD: usize = 15;
 
-/// The features of a draft token that are not 0: of all there are, fewer than half hold of any token.
-#[derive(Clone, Copy, Debug, PartialEq)]
+/// The features that were told of a draft token, each once; all others are 0, as most are for any token.
+#[derive(Clone, Copy, Debug)]
 pub struct Features {
     values: [f32; MAX_TOLD],
     features: [Feature; MAX_TOLD],
@@ -113,17 +113,17 @@ impl Features {
     /// All 0.
     pub const ZERO: Self = Self { values: [0.0; MAX_TOLD], features: [Feature::Bias; MAX_TOLD], len: 0 };
 
-    /// Says one of them.
+    /// Tells one of them.
     ///
     /// # Panics
-    /// When 15 were said.
+    /// When 15 were told.
     pub fn tell(&mut self, feature: Feature, value: f32) {
         self.values[usize::from(self.len)] = value;
         self.features[usize::from(self.len)] = feature;
         self.len += 1;
     }
 
-    /// Those that are not 0.
+    /// Those that were told.
     pub fn iter(&self) -> impl Iterator<Item = (Feature, f32)> {
         self.features.iter().copied().zip(self.values).take(usize::from(self.len))
     }

@@ -268,9 +268,9 @@ impl DrafterPool {
                 return None;
             }
         }
+        let drafter = Drafter::new(&[], Arc::clone(&self.options)).ok()?;
         self.stats.num_new_rows += 1;
         self.stats.num_entries += 1;
-        let drafter = Drafter::new(&[], Arc::clone(&self.options)).ok()?;
         Some(self.entries.add(self.stats.num_calls, drafter))
     }
 
