@@ -18,10 +18,10 @@ import logging
 import os.path
 import re
 import sys
-import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from time import perf_counter_ns
 from typing import Any
 
 import numpy as np
@@ -145,7 +145,7 @@ class NgramSpecProposer:
         """
         if not self._is_used:
             return [[] for _ in sampled_token_ids]
-        started = time.perf_counter_ns()
+        started = perf_counter_ns()
         try:
             # Few calls of few functions: after a pass of a model on the CPU no cache holds their code, and
             # one costs as much as a row.
@@ -176,7 +176,7 @@ class NgramSpecProposer:
             self._report(f"a step without drafts, called with {called_with}", cause, _place_of(fault))
             return [[] for _ in sampled_token_ids] if isinstance(sampled_token_ids, Sequence) else []
         finally:
-            self._drafter_ns += time.perf_counter_ns() - started
+            self._drafter_ns += perf_counter_ns() - started
 
     def _look_at_switch(self) -> None:
         if self._switch_file is None:

@@ -38,6 +38,7 @@ KNOWN_FAULTS = (
     "hangs in a block",
     "errors",
     "some errors",
+    "errors in probes",
     "no metrics",
     "no ids",
     "usage at the end",
@@ -141,6 +142,8 @@ async def complete(request: web.Request) -> web.StreamResponse:
     if server.fault == "errors" or (server.fault == "some errors" and server.num_requests % 4 == 3):
         return web.json_response({"error": {"message": "out of order"}}, status=500)
     if not body.get("stream"):
+        if server.fault == "errors in probes":
+            return web.json_response({"error": {"message": "out of order"}}, status=503)
         return web.json_response(whole_answer(server, prompt, body))
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
     await response.prepare(request)

@@ -222,6 +222,7 @@ def recommendation(workload: str, arm: str | None, break_even: float | None) -> 
     return Recommendation(
         workload=workload,
         arm=arm,
+        has_verdict=True,
         headline=headline,
         reasons=reasons,
         break_even_concurrency=break_even,

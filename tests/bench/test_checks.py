@@ -137,6 +137,23 @@ def test_a_few_loops_of_a_small_model_pass_where_off_has_them_too() -> None:
     assert list(failed(alone)) == [checks.NO_LOOPS]
 
 
+def test_without_arm_off_nothing_is_compared_with_it() -> None:
+    def output(prompt_id: str) -> tuple[int, ...]:
+        return one_token_repeated(prompt_id) if prompt_id in ("0-0", "1-0", "2-0") else text_like(prompt_id)
+
+    run = made_up_run(FASTER, outputs={SPEC: output})
+    run = run.model_copy(update={"blocks": tuple(one for one in run.blocks if one.arm != OFF)})
+    cell = cell_of(run)
+    # More than it might be if arm off were known to have none.
+    assert failed(cell) == {}
+    assert check_of(cell, checks.NO_LOOPS).detail == (
+        "12.5% of the output tokens are a few tokens repeated to the answer's end"
+    )
+    assert check_of(cell, checks.SAME_LENGTH).detail == "not compared: no block has its pair with arm off"
+    assert check_of(cell, checks.SAME_OUTPUTS).detail.startswith("not compared: arm off has answered none")
+    assert cell.num_same_outputs is None
+
+
 def test_an_error_makes_the_arm_invalid_and_is_quoted() -> None:
     run = with_answers(made_up_run(FASTER), {"2-2": answer("2-2", error="HTTP 500: out of memory")})
     cell = cell_of(run)

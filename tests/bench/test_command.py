@@ -1,6 +1,7 @@
 """The command line of `ngram-spec bench`: what is refused before a server starts, and what is planned."""
 
 import importlib.util
+import re
 import signal
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
+import ngram_spec.bench
 import pytest
 from bench_runs import fake_command, prompts_file, serve_fakes
 from ngram_spec import cli
@@ -77,14 +79,25 @@ def planned(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> Plan:
         (("--draft-cost", "[" * 99999), "draft_cost must be a number"),
         (("--goal", "fast"), "write for example tpot_p95=30ms"),
         (("--draft-cost", "dear"), "draft_cost must be a number"),
-        (("--num-speculative-tokens", "200"), "num_speculative_tokens must be at most 128"),
+        (("--num-speculative-tokens", "200"), "--num-speculative-tokens must be from 1 to 128, got 200"),
+        (("--num-speculative-tokens", "0"), "--num-speculative-tokens must be from 1 to 128, got 0"),
         (("--url", "localhost:8000"), "--url must be NAME=URL"),
         (("--url", "a=http://x", "--url", "b=http://y"), "--url must be given for arm off too"),
         (("--url", "http://x", "--url", "http://y"), "each arm once, got 'server' twice"),
         (("--url", "off=http://x", "--url", "a=http://x/v1"), "each server once, got http://x twice"),
         (("--url", "http://[::1"), "http://[::1 must be the root of a server"),
-        (("--url", "off=http://x", "--arms", "off"), "with --url leave them out"),
-        (("--url", "off=http://x", "--", "--seed", "1"), "with --url leave them out"),
+        *(
+            (("--url", "off=http://x", *ignored), f"{ignored[0]} must not be given with --url, whose servers")
+            for ignored in (
+                ("--arms", "off"),
+                ("--arm", "mine={}"),
+                ("--num-speculative-tokens", "16"),
+                ("--draft-cost", "0.1"),
+                ("--start-timeout", "5m"),
+                ("--tokenizer", "qwen"),
+            )
+        ),
+        (("--url", "off=http://x", "--", "--seed", "1"), "flags behind -- must not be given with --url"),
         (("--url", "http://127.0.0.1:9"), "http://127.0.0.1:9 must be the root of a server"),
         (("missing.jsonl",), "missing.jsonl: cannot read the recording"),
         (("--report", "nowhere"), "nowhere/run.jsonl: cannot read the run"),
@@ -93,8 +106,34 @@ def planned(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> Plan:
 def test_what_cannot_be_measured_is_refused_before_anything_starts(
     capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str
 ) -> None:
-    model = () if "--url" in arguments or not arguments else ("--model", "m")
+    model = () if not arguments or arguments[0] in ("--url", "--report") else ("--model", "m")
     assert message in refused(capsys, *model, *arguments)
+
+
+@pytest.mark.parametrize(
+    "ignored",
+    [
+        ("chat.jsonl",),
+        ("--", "--seed", "1"),
+        ("--model", "m"),
+        ("--url", "off=http://x"),
+        ("--arms", "off,ngram"),
+        ("--num-speculative-tokens", "16"),
+        ("--concurrency", "1"),
+        ("--temperature", "0"),
+        ("--quick",),
+        ("--rounds", "2"),
+        ("--out", "elsewhere"),
+        ("--step-ms", "0"),
+    ],
+)
+def test_a_report_of_what_was_measured_takes_a_goal_and_nothing_else(
+    capsys: pytest.CaptureFixture[str], ignored: tuple[str, ...]
+) -> None:
+    what = {"chat.jsonl": "a file", "--": "flags behind --"}.get(ignored[0], ignored[0])
+    message = refused(capsys, "--report", "nowhere", "--goal", "tpot_p95=30ms", *ignored)
+    assert f"{what} must not be given with --report, which only shows again what was measured" in message
+    assert "cannot read the run" in refused(capsys, "--report", "nowhere", "--goal", "tpot_p95=30ms")
 
 
 def test_a_missing_package_is_named_with_the_command_that_installs_it(
@@ -217,6 +256,12 @@ def test_a_model_that_a_running_server_does_not_serve_is_refused(
         made: Any = planned(monkeypatch, "--url", f"off={running.url}")
     assert made.settings.model == "theirs"
     assert made.settings.urls == {"off": running.url}
+
+
+def test_every_module_of_the_bench_has_its_place_in_the_flow() -> None:
+    folder = Path(ngram_spec.bench.__file__).parent
+    names = {path.stem for path in folder.glob("*.py")} - {"__init__"}
+    assert set(re.findall(r"`([a-z_]+)`", ngram_spec.bench.__doc__ or "")) == names
 
 
 def test_a_signal_that_is_ignored_as_with_nohup_stays_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,11 +2,12 @@
 
 import itertools
 import json
+import socket
 import socketserver
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import pytest
 from bench_runs import prompt
@@ -204,9 +205,52 @@ def test_a_probe_that_is_not_answered_tells_nothing(answer: bytes) -> None:
         assert prompt_token_ids(there, prompt("p")) is None
 
 
-def test_a_probe_whose_answer_does_not_end_tells_nothing() -> None:
-    with answering(EVENTS, slowly(b" ")) as url:
-        assert logprob_gap(Endpoint(url, "m", timeout=0.5), [1, 2]) is None
+@pytest.mark.parametrize("status", ["400 Bad Request", "404 Not Found"])
+def test_a_probe_that_is_refused_tells_nothing(status: str) -> None:
+    with answering(body(b'{"error": "logprobs are off"}', status)) as url:
+        there = Endpoint(url, "m", timeout=1.0)
+        assert logprob_gap(there, [1, 2]) is None
+        assert prompt_token_ids(there, prompt("p")) is None
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (b"", "ServerDisconnectedError"),
+        (body(b"out of\norder", "500 Internal Server Error"), "HTTP 500: out of order"),
+        (body(b"", "503 Service Unavailable"), "HTTP 503"),
+    ],
+)
+def test_a_probe_without_an_answer_can_be_made_again(answer: bytes, reason: str) -> None:
+    with answering(answer) as url:
+        there = Endpoint(url, "m", timeout=1.0)
+        with pytest.raises(LoadError, match=reason):
+            logprob_gap(there, [1, 2])
+        with pytest.raises(LoadError, match=reason):
+            prompt_token_ids(there, prompt("p"))
+
+
+def test_a_probe_whose_answer_does_not_end_is_given_up() -> None:
+    with answering(EVENTS, slowly(b" ")) as url, pytest.raises(LoadError, match=r"for 0\.5 s"):
+        logprob_gap(Endpoint(url, "m", timeout=0.5), [1, 2])
+
+
+def test_a_server_that_takes_no_connection_is_given_up_sooner_than_one_that_is_slow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(load, "CONNECT_TIMEOUT", 0.3)
+    with socket.socket() as listener, ExitStack() as waiting:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        for _ in range(4):  # nobody accepts them, so that soon there is no room for another
+            other = waiting.enter_context(socket.socket())
+            other.setblocking(False)
+            other.connect_ex(listener.getsockname())
+        there = Endpoint(f"http://127.0.0.1:{listener.getsockname()[1]}", "m", timeout=60)
+        with pytest.raises(LoadError, match=r"no connection after 0\.3 s"):
+            ask_all(there, [prompt("p")], 1)
+        with pytest.raises(LoadError, match=r"no connection after 0\.3 s"):
+            logprob_gap(there, [1, 2])
 
 
 @pytest.mark.parametrize(

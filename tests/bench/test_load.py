@@ -172,6 +172,8 @@ def test_a_server_tells_the_ids_of_a_prompt_and_how_near_the_next_tokens_are(
     with endpoint(monkeypatch, tmp_path) as there:
         assert prompt_token_ids(there, asked) == [0, 1, 2, 3, 4]
         assert logprob_gap(there, [0, 1, 2]) == pytest.approx(TOP_LOGPROBS[0] - TOP_LOGPROBS[1])
-    # One that is gone tells nothing.
-    assert prompt_token_ids(there, asked) is None
-    assert logprob_gap(there, [0, 1, 2]) is None
+    # One that is gone may tell another time.
+    with pytest.raises(LoadError, match="ClientConnector"):
+        prompt_token_ids(there, asked)
+    with pytest.raises(LoadError, match="ClientConnector"):
+        logprob_gap(there, [0, 1, 2])

@@ -328,6 +328,7 @@ def test_the_command_writes_a_report_that_says_so_and_touches_no_live_one(
     ("arguments", "sentence"),
     [
         (["--modelled", "--url", "http://a:1"], "--url must not be given with --modelled"),
+        (["--modelled", "--report", "nowhere"], "--report must not be given with --modelled"),
         (["--modelled", "--draft-cost", "0.1"], "--draft-cost must not be given with --modelled"),
         (["--modelled", "--rounds", "3"], "--rounds must not be given with --modelled"),
         (["--modelled", "--quick"], "--quick must not be given with --modelled"),
@@ -335,7 +336,7 @@ def test_the_command_writes_a_report_that_says_so_and_touches_no_live_one(
         (["--modelled", "--budget", "5m"], "--budget must not be given with --modelled"),
         (["--modelled", "--", "--max-model-len", "9"], "flags behind -- must not be given with --modelled"),
         (["--modelled", "--concurrency", "many"], "--concurrency must be whole numbers"),
-        (["--modelled", "--num-speculative-tokens", "0"], "num_speculative_tokens must be a positive"),
+        (["--modelled", "--num-speculative-tokens", "0"], "--num-speculative-tokens must be from 1 to"),
         (["--modelled", "nowhere.jsonl"], "nowhere.jsonl: cannot read"),
         (["--cost-curve", "h100"], "--cost-curve must be given with --modelled"),
         (["--method-overhead", "0", "--quick"], "--method-overhead must be given with --modelled"),

@@ -207,6 +207,28 @@ def test_what_nobody_knows_is_said_and_leaves_no_empty_chart() -> None:
         assert sentence in page
 
 
+def test_the_room_in_the_kv_cache_is_that_of_the_poorest_start_and_no_peak() -> None:
+    of = summary(workloads=["rag"], concurrencies=[1, 4])
+    rooms = {1: 400_000, 4: 300_000}
+    cells = [
+        one.model_copy(
+            update={"measures": one.measures.model_copy(update={"kv_cache_tokens": rooms[one.concurrency]})}
+        )
+        for one in of.cells
+    ]
+    table = page_of(of.model_copy(update={"cells": tuple(cells)})).split('<table class="memory">')[1]
+    table = table.split("</table>")[0]
+    headings = re.findall(r'<th scope="col">(.*?)</th>', table)
+    assert headings == [
+        "arm",
+        "peak of main memory",
+        "peak of GPU memory",
+        "least room in the KV cache, tokens",
+    ]
+    assert table.count("<td>300,000<") == len(ARMS)
+    assert "400,000" not in table
+
+
 def test_a_run_without_a_cell_still_makes_a_page() -> None:
     empty = summary().model_copy(update={"cells": (), "recommendations": (), "checklist": (), "warnings": ()})
     page = render_page(run(empty).model_copy(update={"starts": (), "blocks": ()}), empty)

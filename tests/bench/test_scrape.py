@@ -116,6 +116,20 @@ def test_the_drafters_own_counters_are_read_beside_them(pages: Pages) -> None:
     assert grown.num_output_tokens == 0
 
 
+def test_what_could_not_be_read_before_has_not_grown_by_all_that_was_ever_counted(pages: Pages) -> None:
+    pages.by_path["/metrics"] = [None, AFTER]
+    assert Counts(pages.url, None).growth(50) == Counters()
+    # With no counter in it, a page is one that could be read.
+    pages.by_path["/metrics"] = ["", AFTER]
+    grown = Counts(pages.url, None).growth(50)
+    assert (grown.num_output_tokens, grown.num_accepted_by_position) == (200, (15, 8, 4))
+    with served() as drafter:
+        drafter.by_path["/metrics"] = [None, AFTER]
+        pages.by_path["/metrics"] = BEFORE
+        grown = Counts(pages.url, drafter.url).growth(0)
+    assert (grown.drafter_seconds, grown.num_drafter_steps, grown.num_drafts) == (None, None, 0)
+
+
 def test_the_last_step_is_waited_for(pages: Pages) -> None:
     halfway = AFTER.replace("70.0", "60.0")
     pages.by_path["/metrics"] = [BEFORE, halfway, halfway, AFTER]
@@ -204,6 +218,9 @@ def test_gpus_are_those_that_a_server_may_use(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     second = Gpus.visible()
     assert (second.used_bytes(), second.joules(), second.description) == (7, 3.0, "GPU X")
+    # For CUDA an empty list hides all.
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert Gpus.visible().used_bytes() is None
 
 
 def test_a_driver_that_does_not_tell_energy_costs_only_that(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,6 +55,8 @@ def test_sizes_and_loads_are_written_in_units_that_suit_them() -> None:
 def test_memory_that_is_about_the_same_is_not_called_less() -> None:
     one = recommendation("rag", SPEC, None).model_copy(update={"extra_process_bytes": -1000})
     assert extra_memory(one) == "Memory against off: +0 MiB of main memory, +0 MiB of GPU memory"
+    nearly = one.model_copy(update={"extra_process_bytes": -800_000, "extra_gpu_bytes": 800_000})
+    assert extra_memory(nearly) == "Memory against off: -1 MiB of main memory, +1 MiB of GPU memory"
     less = one.model_copy(update={"extra_process_bytes": -(3 * 2**20), "extra_gpu_bytes": None})
     assert extra_memory(less) == "Memory against off: -3 MiB of main memory"
 
@@ -84,6 +86,19 @@ def test_the_verdict_is_printed_before_any_figure() -> None:
 def test_the_headline_counts_workloads_that_have_an_arm(arms: list[str | None], sentence: str) -> None:
     recommendations = tuple(recommendation(f"work-{place}", arm, None) for place, arm in enumerate(arms))
     assert headline(summary().model_copy(update={"recommendations": recommendations})) == sentence
+
+
+def test_workloads_without_a_verdict_are_not_among_those_on_which_speculation_was_not_shown_to_pay() -> None:
+    def of(*have_verdicts: bool) -> str:
+        recommendations = tuple(
+            recommendation(f"work-{place}", None, None).model_copy(update={"has_verdict": has_verdict})
+            for place, has_verdict in enumerate(have_verdicts)
+        )
+        return headline(summary().model_copy(update={"recommendations": recommendations}))
+
+    assert of(False) == of(False, False) == "This run has no verdict"
+    assert of(False, True) == "Speculation is not shown to pay on work-1"
+    assert of(False, True, True) == "Speculation is not shown to pay on any workload with a verdict"
 
 
 def test_flags_stand_on_one_line_however_long_they_are() -> None:
@@ -177,10 +192,12 @@ def test_whether_a_goal_is_met_stands_beside_the_verdict() -> None:
     cells = [
         cell(SPEC, "rag", 1, 1.5).model_copy(update={"meets_goal": True}),
         cell(SPEC, "rag", 4, 0.7).model_copy(update={"meets_goal": False}),
+        cell(SPEC, "rag", 16, 1.5, "invalid").model_copy(update={"meets_goal": True}),
     ]
     text = printed(summary(workloads=["rag"]).model_copy(update={"cells": tuple(cells)}))
     assert " on, meets the goal" in text
     assert " off, misses" in text
+    assert rows(text, SPEEDS)["rag", "16", SPEC][-1] == "invalid"
 
 
 def test_a_run_without_a_cell_is_printed_without_tables() -> None:

@@ -22,6 +22,11 @@ def recommendation_of(run: Run) -> Recommendation:
     return recommendation
 
 
+def kept_of(run: Run) -> str:
+    """What the checklist says of it."""
+    return summarize(run).checklist[-1].answer
+
+
 def test_25_percent_at_concurrency_1_and_minus_8_at_64_is_on_up_to_about_21() -> None:
     run = made_up_run({SPEC: {1: 1.25, 64: 0.92}}, spread=0.01)
     cells = cells_of(run)
@@ -58,10 +63,18 @@ def test_faster_than_off_on_v1_and_slower_than_off_as_it_is_by_default_is_off_an
     assert "the drafts gain, and that set-up loses it again" in cell.reason
     recommendation = recommendation_of(run)
     assert (recommendation.arm, recommendation.headline) == (None, "off")
+    assert kept_of(run) == "code edit: leave speculation off (off)."
     assert cell.reason in recommendation.reasons[0]
     v1 = cells_of(run, OFF_V1)[1]
     assert v1.verdict == "baseline"
     assert "-14.2% against off" in v1.reason
+
+
+def test_where_speed_shows_no_difference_the_set_up_may_lose_what_the_drafts_gain() -> None:
+    cell = cells_of(made_up_run({OFF_V1: {1: 0.9}, SPEC: {1: 1.0}}, spread=0.005))[1]
+    assert cell.verdict == "no measurable difference"
+    assert "the drafts gain, and that set-up may lose it again" in cell.reason
+    assert "accepted" not in cell.reason
 
 
 def test_high_acceptance_and_minus_5_percent_is_off_since_acceptance_is_not_speed() -> None:
@@ -81,6 +94,7 @@ def test_one_token_repeated_is_invalid_and_never_on() -> None:
         recommendation = recommendation_of(run)
         assert (recommendation.arm, recommendation.headline) == (None, "invalid")
         assert "no loops: 100.0% of the output tokens" in recommendation.reasons[0]
+        assert kept_of(run) == "code edit: no verdict (invalid)."
 
 
 def test_one_start_of_each_arm_proves_nothing() -> None:
@@ -102,6 +116,10 @@ def test_an_arm_without_a_pair_has_no_verdict() -> None:
     cell = cells_of(run)[1]
     assert (cell.verdict, cell.speedup) == ("no measurable difference", None)
     assert "Arm off was not measured." in summarize(run).warnings
+    recommendation = recommendation_of(run)
+    assert (recommendation.headline, recommendation.has_verdict) == ("not compared", False)
+    assert recommendation.reasons[-1].startswith("A verdict needs arm off and a speculative arm, ")
+    assert kept_of(run) == "code edit: no verdict (not compared)."
 
 
 @pytest.mark.parametrize(
@@ -165,7 +183,7 @@ def test_a_time_to_first_token_is_judged_by_itself() -> None:
 
 
 def test_an_arm_that_misses_a_goal_which_off_meets_is_off_though_it_is_faster() -> None:
-    run = made_up_run({SPEC: {1: 1.25}}, goal="ttft_p95=60ms")
+    run = made_up_run({OFF_V1: {1: 0.9}, SPEC: {1: 1.25}}, goal="ttft_p95=60ms")
     late = [
         answer.model_copy(update={"chunk_times": tuple(time + 0.1 for time in answer.chunk_times)})
         for answer in run.blocks[-1].answers
@@ -175,6 +193,10 @@ def test_an_arm_that_misses_a_goal_which_off_meets_is_off_though_it_is_faster() 
     cell = cells_of(run.model_copy(update={"blocks": blocks}))[1]
     assert (cell.verdict, cell.meets_goal) == ("off", False)
     assert "is met in 1 of 2 rounds" in cell.reason
+    assert "Tokens per second: +2" in cell.reason
+    # It lost nothing that these sentences explain.
+    assert "loses it again" not in cell.reason
+    assert "acceptance is not speed" not in cell.reason
     assert cells_of(run)[1].verdict == "on"
 
 
@@ -195,10 +217,13 @@ def test_the_break_even_of_a_goal_is_not_interpolated_from_throughput() -> None:
     [
         ({1: 1.3, 8: 1.2, 64: 1.1}, "on"),
         ({1: 1.3, 8: 1.2, 64: 0.9}, "on up to about 30"),
-        ({1: 1.3, 8: 1.001, 64: 0.9}, "on up to about 8"),
+        ({1: 1.3, 8: 1.001, 64: 0.9}, "on up to 1"),
+        ({1: 1.3, 8: 0.999, 64: 0.9}, "on up to 1"),
+        ({1: 1.3, 8: 0.95, 64: 0.9}, "on up to about 6"),
         ({1: 1.3, 8: 1.001, 64: 1.001}, "on up to 1"),
         ({1: 0.8, 8: 1.25, 64: 1.3}, "on from about 3"),
         ({1: 1.001, 8: 1.25, 64: 1.3}, "on from 8"),
+        ({1: 0.8, 8: 0.999, 64: 1.3}, "on from 64"),
         ({1: 1.3, 8: 0.9, 64: 1.3}, "on at concurrency 1 and 64"),
         ({1: 0.9, 8: 1.3, 64: 0.9}, "on at concurrency 8"),
         ({1: 1.001, 8: 1.001, 64: 0.9}, "off"),
@@ -209,6 +234,13 @@ def test_the_headline_says_from_where_to_where_an_arm_is_on(
     speedups: dict[int, float], headline: str
 ) -> None:
     assert recommendation_of(made_up_run({SPEC: speedups}, spread=0.01)).headline == headline
+
+
+def test_beyond_a_load_without_a_difference_only_the_break_even_is_interpolated() -> None:
+    recommendation = recommendation_of(made_up_run({SPEC: {1: 1.3, 8: 1.005, 64: 0.9}}, spread=0.01))
+    assert recommendation.headline == "on up to 1"
+    assert recommendation.break_even_concurrency == pytest.approx(8.8, abs=0.1)
+    assert any("interpolated between 8 and 64" in reason for reason in recommendation.reasons)
 
 
 @pytest.mark.parametrize(
@@ -279,4 +311,5 @@ def test_an_arm_whose_answers_are_wrong_at_one_concurrency_is_recommended_at_non
 def test_without_a_speculative_arm_nothing_is_recommended() -> None:
     recommendation = recommendation_of(made_up_run({OFF_V1: {1: 0.9}}))
     assert (recommendation.arm, recommendation.headline) == (None, "not measured")
+    assert not recommendation.has_verdict
     assert recommendation.workload == WORKLOAD

@@ -110,9 +110,11 @@ def _gain_of(ours: Sequence[Cell], offs: Sequence[Cell]) -> str:
 
 
 def _kept(recommendations: Sequence[Recommendation]) -> str:
-    return " ".join(
-        f"{one.workload}: {one.arm}, {one.headline}."
-        if one.arm is not None
-        else f"{one.workload}: leave speculation off ({one.headline})."
-        for one in recommendations
-    )
+    return " ".join(f"{one.workload}: {_to_keep(one)}." for one in recommendations)
+
+
+def _to_keep(recommendation: Recommendation) -> str:
+    if recommendation.arm is not None:
+        return f"{recommendation.arm}, {recommendation.headline}"
+    word = "leave speculation off" if recommendation.has_verdict else "no verdict"
+    return f"{word} ({recommendation.headline})"

@@ -105,6 +105,9 @@ def _same_outputs(settings: Settings, outputs: OutputCounts) -> Check:
     if settings.temperature > 0:
         detail = f"not compared, since outputs are drawn at temperature {settings.temperature:g}"
         return Check(name=SAME_OUTPUTS, is_passed=True, detail=detail)
+    if not outputs.num_compared:
+        detail = f"not compared: arm {OFF} has answered none of these prompts"
+        return Check(name=SAME_OUTPUTS, is_passed=True, detail=detail)
     detail = f"{outputs.num_same} of {outputs.num_compared} answers are those of arm {OFF}"
     if outputs.num_near_ties:
         detail += f", {outputs.num_near_ties} leave them at a near-tie"
@@ -119,6 +122,8 @@ def _same_outputs(settings: Settings, outputs: OutputCounts) -> Check:
 def _no_loops(blocks: Sequence[Block], off_blocks: Sequence[Block]) -> Check:
     share, off_share = _loop_share(blocks), _loop_share(off_blocks)
     detail = f"{share:.1%} of the output tokens are a few tokens repeated to the answer's end"
+    if not off_blocks:
+        return Check(name=NO_LOOPS, is_passed=share <= MAX_LOOP_SHARE, detail=detail)
     return Check(
         name=NO_LOOPS,
         is_passed=share <= min(MAX_LOOP_SHARE, off_share + MAX_EXTRA_LOOP_SHARE),
@@ -167,6 +172,9 @@ def _enough_output(blocks: Sequence[Block]) -> Check:
 
 def _same_length(settings: Settings, blocks: Sequence[Block], off_blocks: Sequence[Block]) -> Check:
     pairs = pairs_of(blocks, off_blocks)
+    if not pairs:
+        detail = f"not compared: no block has its pair with arm {OFF}"
+        return Check(name=SAME_LENGTH, is_passed=True, detail=detail)
     num_tokens = sum(answer.num_output_tokens for answer in good_answers(ours for ours, _ in pairs))
     num_off_tokens = sum(answer.num_output_tokens for answer in good_answers(offs for _, offs in pairs))
     limit = MAX_DRAWN_LENGTH_DIFFERENCE if settings.temperature > 0 else MAX_LENGTH_DIFFERENCE

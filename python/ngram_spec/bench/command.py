@@ -11,15 +11,13 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from ngram_spec._core import NgramSpecError
-from ngram_spec.bench.modelled_options import (
-    add_modelled_options,
-    check_no_modelled_options,
-    check_only_modelled_options,
-)
+from ngram_spec.bench.modelled_options import add_modelled_options
+from ngram_spec.bench.modes import check_options
 from ngram_spec.bench.sizes import (
     BUDGET,
     FULL,
     FULL_ON_CPU,
+    OUT,
     PRECISION,
     QUICK_MODEL,
     REQUEST_TIMEOUT,
@@ -55,7 +53,6 @@ examples:
 
 # By the name that is imported: what `pip install 'ngram-spec[bench]'` brings.
 EXTRAS = ("aiohttp", "jinja2", "matplotlib", "prometheus_client", "psutil", "pydantic", "pynvml")
-OUT = Path("ngram-spec-bench")
 PIPED_WIDTH = 100
 WITHOUT_OFF_V1 = (
     "arm off-v1 is left out: for the CPU vLLM has one model runner and no async scheduling, so it would be "
@@ -106,9 +103,8 @@ def add_bench_parser(commands: "argparse._SubParsersAction[argparse.ArgumentPars
     where.add_argument(
         "--num-speculative-tokens",
         type=int,
-        default=DEFAULT_NUM_SPECULATIVE_TOKENS,
         metavar="N",
-        help="most draft tokens per step of arm ngram_spec (default: %(default)s)",
+        help=f"most draft tokens per step of arm ngram_spec (default: {DEFAULT_NUM_SPECULATIVE_TOKENS})",
     )
     where.add_argument(
         "--draft-cost", metavar="C", help='of arm ngram_spec: a number, "h100", or a file (default: its own)'
@@ -163,9 +159,7 @@ def add_bench_parser(commands: "argparse._SubParsersAction[argparse.ArgumentPars
         help=f"a request that gets nothing for so long has failed (default: {_minutes(REQUEST_TIMEOUT)})",
     )
     out = command.add_argument_group("where to")
-    out.add_argument(
-        "--out", type=Path, default=OUT, metavar="DIR", help="measurements and report (default: %(default)s)"
-    )
+    out.add_argument("--out", type=Path, metavar="DIR", help=f"measurements and report (default: {OUT})")
     out.add_argument("--report", type=Path, metavar="DIR", help="only report what DIR holds; measure nothing")
     add_modelled_options(command)
 
@@ -191,9 +185,9 @@ def run_bench(options: argparse.Namespace, server_flags: Sequence[str]) -> int:
             f"the bench needs packages that are not installed ({', '.join(missing)}): "
             "pip install 'ngram-spec[bench]'"
         )
+    check_options(options, server_flags)
     if options.modelled:
-        return report_modelled(options, server_flags)
-    check_no_modelled_options(options)
+        return report_modelled(options)
     if options.report is not None:
         return report(options.report, options.goal)
     from rich.console import Console
@@ -236,17 +230,17 @@ def report(folder: Path, goal: str | None = None) -> int:
     return _show(summarize(run), run, folder)
 
 
-def report_modelled(options: argparse.Namespace, server_flags: Sequence[str]) -> int:
+def report_modelled(options: argparse.Namespace) -> int:
     """Print and write the report of a run that is modelled; it leaves that of a live run beside it alone."""
     from ngram_spec.bench.modelled import modelled_settings, run_modelled
 
-    check_only_modelled_options(options, server_flags)
     summary = run_modelled(options.files, options.tokenizer, modelled_settings(options))
+    folder = options.out or OUT
     try:
-        options.out.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise NgramSpecError(f"--out must be a folder, got {options.out} ({error.strerror})") from error
-    return _show(summary, None, options.out)
+        raise NgramSpecError(f"--out must be a folder, got {folder} ({error.strerror})") from error
+    return _show(summary, None, folder)
 
 
 def _show(summary: "Summary", run: "Run | None", folder: Path) -> int:
@@ -266,9 +260,7 @@ def _show(summary: "Summary", run: "Run | None", folder: Path) -> int:
     finally:
         print_summary(summary, console)
     console.print(f"\nreport: {page} and {document}", soft_wrap=True, highlight=False, markup=False)
-    speculative = {arm.name for arm in summary.settings.arms if arm.is_speculative}
-    has_verdict = any(cell.arm in speculative and cell.verdict != "invalid" for cell in summary.cells)
-    return 0 if has_verdict else 1
+    return 0 if any(recommendation.has_verdict for recommendation in summary.recommendations) else 1
 
 
 @contextmanager

@@ -218,7 +218,7 @@ def shown_columns(summary: Summary) -> list[Column]:
 
 
 def verdict(cell: Cell) -> str:
-    if cell.meets_goal is None:
+    if cell.meets_goal is None or cell.verdict == "invalid":
         return cell.verdict
     return f"{cell.verdict}, {'meets' if cell.meets_goal else 'misses'} the goal"
 
@@ -254,13 +254,14 @@ def arm_names(summary: Summary) -> list[str]:
 def headline(summary: Summary) -> str:
     """Return the verdict over all workloads as one sentence."""
     recommendations = summary.recommendations
+    judged = [one.workload for one in recommendations if one.has_verdict]
     on = [one.workload for one in recommendations if one.arm is not None]
     pays = "Speculation would pay" if summary.is_modelled else "Speculation pays"
-    if not recommendations:
+    if not judged:
         return "This run has no verdict"
     if not on:
-        where = recommendations[0].workload if len(recommendations) == 1 else "any workload here"
-        return f"Speculation is not shown to pay on {where}"
+        every = "any workload here" if len(judged) == len(recommendations) else "any workload with a verdict"
+        return f"Speculation is not shown to pay on {judged[0] if len(judged) == 1 else every}"
     if len(recommendations) == 1:
         return f"{pays} on {on[0]}"
     how_many = "all" if len(on) == len(recommendations) else f"{len(on)} of"
@@ -291,7 +292,7 @@ def extra_memory(recommendation: Recommendation) -> str | None:
 def memory_differences(process_bytes: int | None, gpu_bytes: int | None) -> list[str]:
     """Return each that is known as a text such as "+120 MiB of main memory"."""
     return [
-        f"{'-' if extra <= -MIB else '+'}{size(abs(extra))} of {kind}"
+        f"{'-' if round(extra / MIB) < 0 else '+'}{size(abs(extra))} of {kind}"
         for extra, kind in ((process_bytes, "main memory"), (gpu_bytes, "GPU memory"))
         if extra is not None
     ]

@@ -29,6 +29,7 @@ MAX_LINE_BYTES = 2**26
 MAX_CHUNKS_PER_TOKEN = 4
 MAX_CHUNKS_WITHOUT_TOKENS = 64
 MAX_ERROR_BYTES = 10_000
+FIRST_SERVER_ERROR = 500
 # A server that fails so often in a row is not asked on: it would take as many timeouts as there are prompts.
 MIN_FAILURES_IN_A_ROW = 3
 NUM_TRIAL_TOKENS = 8
@@ -111,7 +112,11 @@ def find_counting(endpoint: Endpoint, prompt: Prompt) -> CountedBy:
 
 
 def prompt_token_ids(endpoint: Endpoint, prompt: Prompt) -> list[int] | None:
-    """Return a prompt's token ids as the server makes them, None where it does not tell."""
+    """Return a prompt's token ids as the server makes them, None where it does not tell.
+
+    Raises:
+        LoadError: it does not answer, or with an error of its own.
+    """
     answer = asyncio.run(
         _post(endpoint, prompt.route, {**prompt.body, "max_tokens": 1, "return_token_ids": True})
     )
@@ -123,7 +128,11 @@ def prompt_token_ids(endpoint: Endpoint, prompt: Prompt) -> list[int] | None:
 
 
 def logprob_gap(endpoint: Endpoint, token_ids: Sequence[int]) -> float | None:
-    """Return by how much the best next token's log-probability beats the second; None where not told."""
+    """Return by how much the best next token's log-probability beats the second; None where not told.
+
+    Raises:
+        LoadError: the server does not answer, or with an error of its own.
+    """
     body = {
         "prompt": list(token_ids),
         "max_tokens": 1,
@@ -183,8 +192,7 @@ async def _exchange(
     try:
         async with session.post(f"{endpoint.url}/v1/{exchange.prompt.route}", json=body) as response:
             if response.status != 200:
-                content = await response.content.read(MAX_ERROR_BYTES)
-                exchange.error = f"HTTP {response.status}: {_shown(content.decode(errors='replace'))}"
+                exchange.error = await _http_error(response)
             else:
                 async for line in response.content:
                     now = time.perf_counter()
@@ -196,26 +204,47 @@ async def _exchange(
                     if num_chunks > max_chunks:
                         exchange.error = f"the stream did not end after {max_chunks} chunks"
                         break
-    except TimeoutError:
-        exchange.error = f"nothing came for {endpoint.timeout:g} s"
     except (aiohttp.ClientError, HttpProcessingError, OSError, ValueError) as error:
-        exchange.error = _shown(f"{type(error).__name__}: {error}")
+        exchange.error = _reason(error, endpoint)
     exchange.finished_at = time.perf_counter() - started_at
 
 
 async def _post(endpoint: Endpoint, route: str, body: dict[str, Any]) -> dict[str, Any]:
-    """Return what a request without a stream is answered with, an empty object where that is an error."""
+    """Return what a request without a stream is answered with, an empty object where it is refused.
+
+    Raises:
+        LoadError: there is no answer, or the server's fault is the answer: another time there may be one.
+    """
+    timeout = aiohttp.ClientTimeout(total=endpoint.timeout, sock_connect=CONNECT_TIMEOUT)
     async with _session(endpoint, 1) as session:
         try:
             async with session.post(
-                f"{endpoint.url}/v1/{route}",
-                json={"model": endpoint.model, **body},
-                timeout=aiohttp.ClientTimeout(total=endpoint.timeout),
+                f"{endpoint.url}/v1/{route}", json={"model": endpoint.model, **body}, timeout=timeout
             ) as response:
-                answer = await response.json(content_type=None)
-                return answer if response.status == 200 and isinstance(answer, dict) else {}
-        except (aiohttp.ClientError, HttpProcessingError, OSError, ValueError, RecursionError):
-            return {}
+                if response.status >= FIRST_SERVER_ERROR:
+                    raise LoadError(await _http_error(response))
+                content = await response.read()
+        except (aiohttp.ClientError, HttpProcessingError, OSError) as error:
+            raise LoadError(_reason(error, endpoint)) from error
+    try:
+        answer = json.loads(content)
+    except (ValueError, RecursionError):
+        return {}
+    return answer if response.status == 200 and isinstance(answer, dict) else {}
+
+
+async def _http_error(response: aiohttp.ClientResponse) -> str:
+    content = await response.content.read(MAX_ERROR_BYTES)
+    return f"HTTP {response.status}: {_shown(content.decode(errors='replace'))}"
+
+
+def _reason(error: Exception, endpoint: Endpoint) -> str:
+    """Return in words why a request got no answer."""
+    if isinstance(error, aiohttp.ConnectionTimeoutError):  # a TimeoutError too
+        return f"no connection after {CONNECT_TIMEOUT:g} s"
+    if isinstance(error, TimeoutError):
+        return f"nothing came for {endpoint.timeout:g} s"
+    return _shown(f"{type(error).__name__}: {error}")
 
 
 @asynccontextmanager

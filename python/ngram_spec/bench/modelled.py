@@ -24,11 +24,11 @@ from ngram_spec.bench.closed_loop import AnswerCounts, LoopCounts, replay_closed
 from ngram_spec.bench.intervals import interval_of
 from ngram_spec.bench.measures import MS_PER_SECOND, drafting_of, percentiles
 from ngram_spec.bench.modelled_options import CONCURRENCIES, DEFAULT_COST_CURVE, METHOD_OVERHEAD
-from ngram_spec.bench.plan import parse_concurrencies
+from ngram_spec.bench.plan import max_draft_tokens, parse_concurrencies
 from ngram_spec.bench.recommend import recommend
 from ngram_spec.bench.records import OFF, Settings
 from ngram_spec.bench.summary import Cell, Drafting, Interval, Measures, Summary, Word
-from ngram_spec.bench.verdict import against, counted
+from ngram_spec.bench.verdict import against, counted, word_by_interval
 from ngram_spec.bench.workloads import workload_name
 from ngram_spec.paired import MIN_RECORDS
 from ngram_spec.recordings import (
@@ -38,7 +38,7 @@ from ngram_spec.recordings import (
     packaged_recordings,
 )
 from ngram_spec.replay import ReplaySettings
-from ngram_spec.vllm_options import checked_max_draft_tokens, read_options
+from ngram_spec.vllm_options import read_options
 from ngram_spec.vllm_plugin import METHOD
 
 # Of a step, in any unit: far beyond them sums are no numbers any more.
@@ -129,13 +129,12 @@ def modelled_settings(options: argparse.Namespace) -> ModelledSettings:
     """
     concurrencies = CONCURRENCIES if options.concurrency is None else parse_concurrencies(options.concurrency)
     overhead = METHOD_OVERHEAD if options.method_overhead is None else options.method_overhead
-    max_draft_tokens = checked_max_draft_tokens(options.num_speculative_tokens)
     return ModelledSettings(
         cost_curve=options.cost_curve or DEFAULT_COST_CURVE,
         concurrencies=concurrencies,
         method_overhead=overhead,
         step_ms=options.step_ms,
-        drafter=ReplaySettings(max_draft_tokens=max_draft_tokens),
+        drafter=ReplaySettings(max_draft_tokens=max_draft_tokens(options.num_speculative_tokens)),
     )
 
 
@@ -289,7 +288,7 @@ def _inverse(ratio: Interval) -> Interval:
 
 
 def _judge(place: _Place, speedup: Interval, settings: ModelledSettings) -> tuple[Word, str]:
-    word: Word = "on" if speedup.low > 1 else "off" if speedup.high < 1 else "no measurable difference"
+    word = word_by_interval(speedup)
     total = place.loop.total
     # What the steps that were saved leave to be spent in each of those that were not.
     bearable = (place.off_time(total) - total.time) * place.concurrency / (total.num_steps * place.off_step)

@@ -27,7 +27,7 @@ class LatencyCharts:
 
 
 @dataclass(frozen=True)
-class Peak:
+class Bar:
     """One bar: its length is the share of the longest, in percent."""
 
     text: str
@@ -36,10 +36,10 @@ class Peak:
 
 @dataclass(frozen=True)
 class Memory:
-    """The highest peaks of each arm over all of its cells, of the kinds of memory that are known."""
+    """What each arm takes over all of its cells, of the kinds of memory that are known."""
 
     headings: list[str]
-    rows: dict[str, list[Peak]]
+    rows: dict[str, list[Bar]]
 
 
 def write_page(path: Path, run: Run | None, summary: Summary) -> None:
@@ -110,23 +110,27 @@ def _latency_charts(summary: Summary, workload: str, cells: list[Cell]) -> Laten
 
 
 def _memory(summary: Summary) -> Memory:
-    kinds: list[tuple[str, Callable[[Measures], int | None], Callable[[int | None], str]]] = [
-        ("main memory", lambda measures: measures.process_bytes, figures.size),
-        ("GPU memory", lambda measures: measures.gpu_bytes, figures.size),
-        ("room in the KV cache, tokens", lambda measures: measures.kv_cache_tokens, figures.count),
+    kinds: list[
+        tuple[str, Callable[[Measures], int | None], Callable[..., int], Callable[[int | None], str]]
+    ] = [
+        ("peak of main memory", lambda measures: measures.process_bytes, max, figures.size),
+        ("peak of GPU memory", lambda measures: measures.gpu_bytes, max, figures.size),
+        # Room is no peak: what can be relied on is what the poorest start had.
+        ("least room in the KV cache, tokens", lambda measures: measures.kv_cache_tokens, min, figures.count),
     ]
     memory = Memory([], {arm: [] for arm in figures.arm_names(summary)})
-    for heading, of, write in kinds:
-        peaks = {
-            arm: max((of(cell.measures) or 0 for cell in summary.cells if cell.arm == arm), default=0)
-            for arm in memory.rows
-        }
-        longest = max(peaks.values(), default=0)
+    for heading, of, pick, write in kinds:
+        values = {arm: pick(_known(summary, arm, of), default=0) for arm in memory.rows}
+        longest = max(values.values(), default=0)
         if longest:
             memory.headings.append(heading)
-            for arm, peak in peaks.items():
-                memory.rows[arm].append(Peak(write(peak or None), 100 * peak / longest))
+            for arm, value in values.items():
+                memory.rows[arm].append(Bar(write(value or None), 100 * value / longest))
     return memory
+
+
+def _known(summary: Summary, arm: str, of: Callable[[Measures], int | None]) -> list[int]:
+    return [value for cell in summary.cells if cell.arm == arm and (value := of(cell.measures)) is not None]
 
 
 def _tone(recommendation: Recommendation, summary: Summary) -> str:

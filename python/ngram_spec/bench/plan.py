@@ -19,6 +19,7 @@ from ngram_spec.bench.sizes import (
     BUDGET,
     FULL,
     FULL_ON_CPU,
+    OUT,
     PRECISION,
     QUICK,
     QUICK_MODEL,
@@ -28,8 +29,8 @@ from ngram_spec.bench.sizes import (
     Sizes,
 )
 from ngram_spec.bench.workloads import Workload, load_workloads
-from ngram_spec.vllm_options import checked_max_draft_tokens, read_options
-from ngram_spec.vllm_plugin import METHOD
+from ngram_spec.vllm_options import MAX_SPEC_LEN, read_options
+from ngram_spec.vllm_plugin import DEFAULT_NUM_SPECULATIVE_TOKENS, METHOD
 
 # The only arm where one server is measured.
 ONLY_ARM = "server"
@@ -57,11 +58,6 @@ def make_plan(options: argparse.Namespace, server_flags: Sequence[str]) -> Plan:
         serve_command(model)  # refuses where vLLM is not installed
         common_flags = with_default_flags(server_flags)
     else:
-        if options.arms or options.arm or server_flags:
-            raise NgramSpecError(
-                "--arms, --arm and flags behind -- are for servers that are started here; with --url leave "
-                "them out"
-            )
         model, arms, common_flags = _model_at(urls, options.model, headers), _arms_at(urls), ()
     settings = _settings(options, sizes, workloads, urls, model, arms, common_flags)
     endpoint = Endpoint(
@@ -75,7 +71,7 @@ def make_plan(options: argparse.Namespace, server_flags: Sequence[str]) -> Plan:
     return Plan(
         settings=settings,
         workloads=workloads,
-        folder=options.out,
+        folder=options.out or OUT,
         endpoint=endpoint,
         max_rounds=options.rounds or sizes.max_rounds,
         budget=_seconds("--budget", options.budget, BUDGET),
@@ -148,7 +144,7 @@ def _model(options: argparse.Namespace) -> str:
 def _arms(options: argparse.Namespace) -> tuple[Arm, ...]:
     """Return the arms whose servers are started here."""
     draft_cost = None if options.draft_cost is None else _draft_cost(options.draft_cost)
-    checked_max_draft_tokens(options.num_speculative_tokens)
+    num_speculative_tokens = max_draft_tokens(options.num_speculative_tokens)
     if options.arms is not None:
         names = [name.strip() for name in options.arms.split(",")]
     elif options.quick:
@@ -162,9 +158,19 @@ def _arms(options: argparse.Namespace) -> tuple[Arm, ...]:
         if not is_named or name in extra:
             raise NgramSpecError(f"--arm must be NAME=JSON, each name once, got {given!r}")
         extra[name] = config
-    return make_arms(
-        names, extra, num_speculative_tokens=options.num_speculative_tokens, draft_cost=draft_cost
-    )
+    return make_arms(names, extra, num_speculative_tokens=num_speculative_tokens, draft_cost=draft_cost)
+
+
+def max_draft_tokens(given: int | None) -> int:
+    """Return what --num-speculative-tokens says.
+
+    Raises:
+        NgramSpecError: vLLM cannot verify so many at once.
+    """
+    number = DEFAULT_NUM_SPECULATIVE_TOKENS if given is None else given
+    if not 1 <= number <= MAX_SPEC_LEN:
+        raise NgramSpecError(f"--num-speculative-tokens must be from 1 to {MAX_SPEC_LEN}, got {number}")
+    return number
 
 
 def _draft_cost(given: str) -> object:

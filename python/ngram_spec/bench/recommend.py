@@ -17,7 +17,8 @@ def recommend(settings: Settings, workload: str, cells: Sequence[Cell]) -> Recom
     by_arm = {arm.name: [cell for cell in cells if cell.arm == arm.name] for arm in _speculative(settings)}
     by_arm = {name: its_cells for name, its_cells in by_arm.items() if its_cells}
     if not by_arm:
-        return _leave_off(workload, "not measured", ("No speculative arm was measured.",))
+        reasons = ["No speculative arm was measured.", _needed(settings)]
+        return _without_arm(workload, "not measured", reasons, has_verdict=False)
     has_goal = settings.goal is not None
     best = max(by_arm, key=lambda name: _rank(by_arm[name], has_goal))
     ours = by_arm.pop(best)
@@ -26,7 +27,10 @@ def recommend(settings: Settings, workload: str, cells: Sequence[Cell]) -> Recom
     is_on = _is_usable(ours) and any(cell.verdict == "on" for cell in ours)
     if not is_on:
         reasons += [_in_short(name, theirs) for name, theirs in by_arm.items()]
-        return _leave_off(workload, headline, tuple(reasons))
+        has_verdict = _is_usable(ours) and bool(_points(ours))
+        if not has_verdict:
+            reasons.append(_needed(settings))
+        return _without_arm(workload, headline, reasons, has_verdict=has_verdict)
     if break_even is not None:
         reasons.append(_break_even_sentence(ours, break_even))
     reasons += [_compared(best, ours, name, theirs) for name, theirs in by_arm.items()]
@@ -38,6 +42,7 @@ def recommend(settings: Settings, workload: str, cells: Sequence[Cell]) -> Recom
     return Recommendation(
         workload=workload,
         arm=best,
+        has_verdict=True,
         headline=headline,
         reasons=tuple(reasons),
         break_even_concurrency=break_even,
@@ -66,12 +71,28 @@ def _speculative(settings: Settings) -> list[Arm]:
     return [arm for arm in settings.arms if arm.is_speculative]
 
 
-def _leave_off(workload: str, headline: str, reasons: tuple[str, ...]) -> Recommendation:
+def _needed(settings: Settings) -> str:
+    """Return what would give a verdict."""
+    if settings.urls is not None and len(settings.urls) < 2:
+        return (
+            f"One server alone has nothing to be compared with: give --url {OFF}=URL, which drafts nothing, "
+            "and --url NAME=URL, which does."
+        )
+    return (
+        f"A verdict needs arm {OFF} and a speculative arm, measured in the same round, with every check "
+        "passed."
+    )
+
+
+def _without_arm(
+    workload: str, headline: str, reasons: Sequence[str], *, has_verdict: bool
+) -> Recommendation:
     return Recommendation(
         workload=workload,
         arm=None,
+        has_verdict=has_verdict,
         headline=headline,
-        reasons=reasons,
+        reasons=tuple(reasons),
         break_even_concurrency=None,
         extra_process_bytes=None,
         extra_gpu_bytes=None,
@@ -105,11 +126,16 @@ def _points(cells: Sequence[Cell]) -> list[tuple[int, float]]:
 
 
 def _headline(cells: Sequence[Cell], has_goal: bool) -> tuple[str, float | None]:
-    """Return where one arm is on, in words, and the concurrency from or up to which it is."""
+    """Return where one arm is on, in words, and the concurrency from or up to which it is.
+
+    The words go no further than to the nearest load that was measured and is not on.
+    """
     words = {cell.verdict for cell in cells}
     on = [cell.concurrency for cell in cells if cell.verdict == "on"]
     if not _is_usable(cells) or words == {"invalid"}:
         return "invalid", None
+    if not _points(cells):
+        return "not compared", None
     if not on:
         return "off" if "off" in words else "no measurable difference", None
     if words == {"on"}:
@@ -119,13 +145,13 @@ def _headline(cells: Sequence[Cell], has_goal: bool) -> tuple[str, float | None]
     points = [] if has_goal else _points(cells)
     if on == all_of_them[: len(on)]:
         break_even = break_even_concurrency([point for point in points if point[0] >= on[-1]])
-        if break_even is None:
-            return f"on up to {on[-1]}", None
+        if break_even is None or _rounded(break_even) >= all_of_them[len(on)]:
+            return f"on up to {on[-1]}", break_even
         return f"on up to about {max(on[-1], _rounded(break_even))}", break_even
     if on == all_of_them[-len(on) :]:
         break_even = break_even_concurrency([point for point in points if point[0] <= on[0]])
-        if break_even is None:
-            return f"on from {on[0]}", None
+        if break_even is None or _rounded(break_even) <= all_of_them[-len(on) - 1]:
+            return f"on from {on[0]}", break_even
         return f"on from about {min(on[0], _rounded(break_even))}", break_even
     return f"on at concurrency {_listed(on)}", None
 

@@ -302,11 +302,16 @@ class _Bench:
         return OffOutputs(run.blocks, run.near_tie_probes).unprobed(others)
 
     def probe_the_rest(self, number: int) -> None:
-        """Start arm off once more where places are left that no later start of it has probed."""
-        if self.plan.settings.urls is None and OFF not in self._failed and self._unprobed():
-            off = next(arm for arm in self.arms if arm.name == OFF)
-            with self._failing(off, number), self._started(off, number) as server:
-                self._probe(server)
+        """Start arm off once more, or attach to it, where places are left that no later start has probed."""
+        if OFF in self._failed or not self._unprobed():
+            return
+        off = next(arm for arm in self.arms if arm.name == OFF)
+        with self._failing(off, number):
+            if self.plan.settings.urls is not None:
+                self._probe(self._attached(off, number))
+            else:
+                with self._started(off, number) as server:
+                    self._probe(server)
 
     def is_enough(self, number: int) -> bool:
         """Return whether no round needs to follow this one."""

@@ -97,18 +97,26 @@ class Counts:
             (DRAFTER_COUNTERS, self._drafter, now._drafter),
         ):
             for name, field in names.items():
-                start, end = _sum(before, name), _sum(after, name)
-                # vLLM makes some counters at their first use; one that fell is another server's.
-                grown[field] = None if end is None or end < (start or 0) else end - (start or 0)
+                grown[field] = _growth(before, after, name)
         start_by_position, end_by_position = _by_position(self._vllm), _by_position(now._vllm)
         by_position = [
             end - start_by_position.get(position, 0) for position, end in sorted(end_by_position.items())
         ]
-        grown["num_accepted_by_position"] = by_position if min(by_position, default=0) >= 0 else ()
+        is_known = self._vllm is not None and min(by_position, default=0) >= 0
+        grown["num_accepted_by_position"] = by_position if is_known else ()
         try:
             return Counters(**grown)
         except ValidationError:  # no counts of anything, such as half a token
             return Counters()
+
+
+def _growth(before: Samples | None, after: Samples | None, name: str) -> float | None:
+    """Return None where it cannot be told: without a first reading it would be all that was ever counted."""
+    end = _sum(after, name)
+    if before is None or end is None:
+        return None
+    start = _sum(before, name) or 0  # vLLM makes some counters at their first use
+    return None if end < start else end - start  # one that fell is another server's
 
 
 def _sum(samples: Samples | None, name: str) -> float | None:
@@ -182,8 +190,8 @@ class Gpus:
         try:
             pynvml.nvmlInit()
             indices = list(range(pynvml.nvmlDeviceGetCount()))
-            if chosen := os.environ.get("CUDA_VISIBLE_DEVICES"):
-                indices = [int(index) for index in chosen.split(",")]
+            if (chosen := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+                indices = [int(index) for index in chosen.split(",") if chosen]  # an empty text: none
             return cls([pynvml.nvmlDeviceGetHandleByIndex(index) for index in indices])
         except (pynvml.NVMLError, ValueError):
             return cls()

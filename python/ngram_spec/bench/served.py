@@ -72,13 +72,8 @@ class Served:
         )
 
     def _ask(self, prompts: Sequence[Prompt], concurrency: int) -> tuple[float, list[Answer]]:
-        try:
+        with _with_log_of(self.server):
             seconds, answers = ask_all(self.endpoint, prompts, concurrency)
-        except LoadError as error:
-            if self.server is None:
-                raise
-            self.server.check_alive(DYING_SECONDS)
-            raise ServerError(str(error), self.server.log_path) from error
         if self.server is not None:
             self.server.check_alive()
         return seconds, answers
@@ -86,17 +81,39 @@ class Served:
     def probe(
         self, divergences: Iterable[Divergence], prompts: Mapping[tuple[str, str], Prompt]
     ) -> Iterator[NearTieProbe]:
-        """Yield how close the two best tokens are at each of the places, by this server."""
+        """Yield how close the two best tokens are at each of the places, by this server.
+
+        Raises:
+            ServerError, LoadError: it does not answer. What it was not asked is asked another time.
+        """
         for divergence in divergences:
             prompt = prompts[divergence.workload, divergence.prompt_id]
-            prompt_ids = prompt_token_ids(self.endpoint, prompt)
             same = divergence.same_token_ids
+            with _with_log_of(self.server):
+                prompt_ids = prompt_token_ids(self.endpoint, prompt)
+                gap = None if prompt_ids is None else logprob_gap(self.endpoint, [*prompt_ids, *same])
             yield NearTieProbe(
                 workload=divergence.workload,
                 prompt_id=divergence.prompt_id,
                 num_same_tokens=len(same),
-                logprob_gap=None if prompt_ids is None else logprob_gap(self.endpoint, [*prompt_ids, *same]),
+                logprob_gap=gap,
             )
+
+
+@contextmanager
+def _with_log_of(server: Server | None) -> Iterator[None]:
+    """Have what goes wrong with a server that was started here end with its log, and cost its arm alone.
+
+    Raises:
+        ServerError: instead of NgramSpecError and LoadError, where there is such a server.
+    """
+    try:
+        yield
+    except (LoadError, NgramSpecError) as error:
+        if server is None:
+            raise
+        server.check_alive(DYING_SECONDS)
+        raise ServerError(str(error), server.log_path) from error
 
 
 @contextmanager
@@ -114,7 +131,8 @@ def start(
     """Start a server of this arm, warm it up and yield it; end it behind the block of code.
 
     Raises:
-        NgramSpecError, ServerError: it does not start, or does not answer so that tokens can be counted.
+        ServerError: it does not start, or does not answer so that tokens can be counted.
+        NgramSpecError: no server can be started here.
     """
     gpus = Gpus.visible()
     flags, metrics_port = flags_with_metrics(arm, free_port())
@@ -136,15 +154,10 @@ def start(
             device=device(gpus, is_cpu_build()),
         )
         drafter_url = None if metrics_port is None else f"http://{HOST}:{metrics_port}"
-        try:
+        with _with_log_of(server):
             # Not always the model's path: flags can give it another name.
             served_name = models(server.url, endpoint.headers)[0]
             endpoint = _warmed_up(replace(endpoint, url=server.url, model=served_name), warm_up)
-        except (LoadError, NgramSpecError) as error:
-            server.check_alive(DYING_SECONDS)
-            if isinstance(error, NgramSpecError):
-                raise
-            raise ServerError(str(error), server.log_path) from error
         yield Served(begun, endpoint, gpus, server, drafter_url)
 
 

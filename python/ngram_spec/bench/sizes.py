@@ -1,7 +1,9 @@
-"""How much a run measures, where the user does not say."""
+"""How much a run measures, and where it is kept, where the user does not say."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
+OUT = Path("ngram-spec-bench")
 QUICK_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 TEMPERATURE = 0.0
 # The share of a speed-up to which it is to be known.

@@ -99,8 +99,8 @@ def _cell(
         off_goal=goal_outcome(goal, offs) if goal and offs and is_other else None,
         is_better=goal is not None and goal.is_better(pairs),
     )
-    # Outputs that are drawn at random are not compared.
-    is_compared = is_other and not run.settings.temperature
+    # Outputs that are drawn at random are not compared, and none are where arm off has no answers.
+    is_compared = is_other and not run.settings.temperature and outputs.num_compared > 0
     return Cell(
         workload=blocks[0].workload,
         concurrency=blocks[0].concurrency,

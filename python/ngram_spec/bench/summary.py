@@ -114,9 +114,11 @@ class Recommendation(Record):
     """What to do for one workload, and why, in sentences."""
 
     workload: str
-    # None: leave speculation off.
+    # None: leave speculation off, if there is a verdict.
     arm: str | None
-    # Such as "on up to about 23", "on", "off", "no measurable difference".
+    # False where nothing was compared, or nothing of it counts.
+    has_verdict: bool
+    # Such as "on up to about 23", "on", "off", "no measurable difference", "not compared".
     headline: str
     reasons: tuple[str, ...]
     break_even_concurrency: float | None

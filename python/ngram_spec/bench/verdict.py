@@ -51,11 +51,14 @@ def judge(
     if speedup.num_rounds < MIN_ROUNDS:
         return "no measurable difference", f"{speed} One start of each arm may be luck: run more rounds."
     by_goal = _word_by_goal(goal, off_goal, is_better)
-    word = by_goal or _word_by_interval(speedup)
+    word_of_speed = word_by_interval(speedup)
+    word = by_goal or word_of_speed
     sentences = [_goal_sentence(goal, off_goal), speed]
-    if word != "on":
-        sentences.append(_set_up_sentence(speedup_over_off_v1))
-    if word == "off":
+    # An arm can miss a goal and be faster: then there is no loss to explain.
+    if word != "on" and word_of_speed != "on":
+        loses = "loses" if word_of_speed == "off" else "may lose"
+        sentences.append(_set_up_sentence(speedup_over_off_v1, loses))
+    if word == word_of_speed == "off":
         sentences.append(_acceptance_sentence(drafting))
     return word, " ".join(sentence for sentence in sentences if sentence)
 
@@ -70,7 +73,8 @@ def _word_by_goal(goal: GoalOutcome | None, off_goal: GoalOutcome | None, is_bet
     return None
 
 
-def _word_by_interval(speedup: Interval) -> Word:
+def word_by_interval(speedup: Interval) -> Word:
+    """Return the word by throughput alone."""
     if speedup.low > 1:
         return "on"
     return "off" if speedup.high < 1 else "no measurable difference"
@@ -115,12 +119,12 @@ def _goal_sentence(goal: GoalOutcome | None, off_goal: GoalOutcome | None) -> st
     return sentence + "."
 
 
-def _set_up_sentence(speedup_over_off_v1: Interval | None) -> str:
+def _set_up_sentence(speedup_over_off_v1: Interval | None, loses: str) -> str:
     if speedup_over_off_v1 is None or speedup_over_off_v1.low <= 1:
         return ""
     return (
         f"It is {against(speedup_over_off_v1, OFF_V1)}, which has the set-up of the engine that drafts need, "
-        "and no drafts: the drafts gain, and that set-up loses it again."
+        f"and no drafts: the drafts gain, and that set-up {loses} it again."
     )
 
 

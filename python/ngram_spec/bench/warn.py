@@ -17,7 +17,7 @@ def warnings_of(run: Run, cells: Sequence[Cell]) -> tuple[str, ...]:
 
 def _of_failures(run: Run) -> Iterator[str]:
     for failure in run.failures:
-        yield f"Arm {failure.arm} failed in round {failure.round}: {failure.reason}."
+        yield f"Arm {failure.arm} failed in round {failure.round + 1}: {failure.reason}."
     measured = {block.arm for block in run.blocks}
     for arm in run.settings.arms:
         if arm.name not in measured:
@@ -44,19 +44,9 @@ def _of_design(run: Run, cells: Sequence[Cell]) -> Iterator[str]:
 
 
 def _of_load(run: Run) -> Iterator[str]:
-    """A block with fewer requests than the concurrency never loads the server so far."""
-    largest: dict[tuple[str, int], int] = defaultdict(int)
     preemptions: Counter[str] = Counter()
     for block in run.blocks:
-        place = block.workload, block.concurrency
-        largest[place] = max(largest[place], len(block.answers))
         preemptions[block.arm] += block.counters.num_preemptions or 0
-    for (workload, concurrency), num_requests in largest.items():
-        if num_requests < concurrency:
-            yield (
-                f"Concurrency {concurrency} was not reached on {workload}: a block has "
-                f"{counted(num_requests, 'request')}. Give it more prompts, or fewer groups."
-            )
     for workload, concurrencies in _with_shared_prompts(run).items():
         yield (
             f"On {workload} at concurrency {', '.join(map(str, sorted(concurrencies)))} the groups share "

@@ -171,7 +171,7 @@ impl DrafterPool {
         let mut live = self.begin(rows);
         self.each(&mut live, |pool, at, row| row.entry = pool.entries.stayed(call, at, row.tokens));
         self.each(&mut live, |pool, _, row| row.entry = row.entry.or_else(|| pool.entries.search(call, row.tokens)));
-        self.drop_departed();
+        self.drop_departed(live.iter().filter(|row| row.entry.is_some()).count());
 
         let mut budget = MAX_INDEXED_PER_CALL;
         self.each(&mut live, |pool, _, row| {
@@ -217,10 +217,10 @@ impl DrafterPool {
         }
     }
 
-    /// Takes the oldest entries without a row out while there are too many.
-    fn drop_departed(&mut self) {
-        let call = self.stats.num_calls;
-        let num_idle = self.entries.iter().filter(|(_, entry)| entry.last_call != call).count();
+    /// Takes the oldest entries without a row out while there are too many. They are not visited to be counted: a pass
+    /// over all of them would cost more than the rows of a small batch.
+    fn drop_departed(&mut self, num_claimed: usize) {
+        let num_idle = self.entries.len() - num_claimed;
         // A row that leaves makes room for one that had none.
         self.is_full &= num_idle == 0;
         for _ in MAX_IDLE_ENTRIES..num_idle {
