@@ -153,6 +153,13 @@ def test_servers_that_ran_before_and_prompts_in_one_group_are_warnings() -> None
     assert "The prompts were sent in one group" in warnings
 
 
+def test_of_many_intervals_the_run_says_how_many_may_miss_the_truth() -> None:
+    loads = range(1, 6)
+    arms = {arm: dict.fromkeys(loads, 1.25) for arm in (SPEC, SUFFIX)}
+    assert "of the 10 here about 0.5 may" in warnings_of(made_up_run(arms))
+    assert "may" not in warnings_of(made_up_run({SPEC: arms[SPEC]}))
+
+
 def test_preemptions_and_two_versions_of_the_engine_are_warnings() -> None:
     run = made_up_run({SPEC: {1: 1.25}})
     first = run.blocks[0]

@@ -337,9 +337,7 @@ class _Bench:
 
     def _is_precise(self) -> bool:
         intervals = [
-            cell.speedup
-            for cell in summarize(self.run).cells
-            if cell.speedup is not None and cell.verdict not in ("invalid", "baseline")
+            cell.speedup for cell in summarize(self.run).cells if cell.is_judged and cell.speedup is not None
         ]
         return all(
             interval.high - interval.low <= 2 * self.plan.precision * interval.estimate

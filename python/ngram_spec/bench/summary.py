@@ -109,6 +109,11 @@ class Cell(Record):
     verdict: Word
     reason: str
 
+    @property
+    def is_judged(self) -> bool:
+        """Whether there is an interval that a verdict can rest on."""
+        return self.speedup is not None and self.verdict not in ("invalid", "baseline")
+
 
 class Recommendation(Record):
     """What to do for one workload, and why, in sentences."""
