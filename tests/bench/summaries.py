@@ -214,7 +214,7 @@ def recommendation(workload: str, arm: str | None, break_even: float | None) -> 
             "No arm is faster than off by more than its interval at any concurrency.",
         )
     else:
-        headline = "on" if break_even is None else f"on up to about {break_even:.0f}"
+        headline = "on" if break_even is None else f"on up to about concurrency {break_even:.0f}"
         reasons = (
             f"{arm} makes 1.90 times the tokens per second of off at 1, and less as the load grows.",
             "Its output is that of off but for near-ties.",

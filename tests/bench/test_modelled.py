@@ -198,7 +198,7 @@ def test_where_verifying_gets_dear_the_break_even_lies_between_two_concurrencies
     assert low.estimate > 1 > high.estimate
     assert [drafting_cell(summary, concurrency).verdict for concurrency in (1, 64)] == ["on", "off"]
     (recommendation,) = summary.recommendations
-    assert recommendation.headline.startswith("on up to about ")
+    assert recommendation.headline.startswith("on up to about concurrency ")
     assert recommendation.break_even_concurrency is not None
     assert 1 < recommendation.break_even_concurrency < 64
 
@@ -221,14 +221,17 @@ def test_a_step_s_time_gives_seconds(tmp_path: Path) -> None:
     assert all(cell.measures.tpot_ms is None for cell in without.cells)
 
 
-def test_whole_records_are_resampled_and_few_of_them_show_nothing(tmp_path: Path) -> None:
+def test_whole_records_are_resampled_and_one_alone_shows_nothing(tmp_path: Path) -> None:
     three = [("same", copies(number)[1]) for number in range(1, 8)] + [copies(8), copies(9)]
     recordings: Recordings = {"three records": three}
     cell = drafting_cell(modelled_summary(recordings, settings(tmp_path, concurrencies=(1,))))
     assert cell.speedup is not None
     assert cell.speedup.num_pairs == 3
     assert cell.speedup.low > 1
+    assert cell.verdict == "on"
+    cell = drafting_cell(modelled_summary({"one record": three[:7]}, settings(tmp_path, concurrencies=(1,))))
     assert cell.verdict == "no measurable difference"
+    assert "One record says nothing about another" in cell.reason
 
 
 # The report

@@ -142,8 +142,8 @@ def test_groups_that_share_prompts_hide_how_much_prompts_matter_and_the_run_says
         for place in [(one.concurrency, one.group)]
     )
     assert warnings_of(run.model_copy(update={"blocks": filled})) == (
-        "On code edit at concurrency 4 the groups share prompts, so the intervals there leave out how much "
-        "those matter; more prompts would show it."
+        "code edit has too few prompts for concurrency 4: some were sent in several blocks, so the intervals "
+        "there leave out how much the choice of prompts matters; --num-prompts takes more."
     )
 
 

@@ -64,7 +64,10 @@ def test_memory_that_is_about_the_same_is_not_called_less() -> None:
 def test_the_verdict_is_printed_before_any_figure() -> None:
     text = printed(summary())
     assert text.startswith("Speculation pays on 2 of 3 workloads\n")
-    verdicts = text.index("\ncode edit: on up to about 45\n"), text.index("\nrag: on up to about 23\n")
+    verdicts = (
+        text.index("\ncode edit: on up to about concurrency 45\n"),
+        text.index("\nrag: on up to about concurrency 23\n"),
+    )
     assert max(*verdicts, text.index("\nchat: off\n")) < text.index(SPEEDS)
     for recommended in summary().recommendations:
         for reason in recommended.reasons:

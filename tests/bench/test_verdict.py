@@ -33,7 +33,7 @@ def test_25_percent_at_concurrency_1_and_minus_8_at_64_is_on_up_to_about_21() ->
     assert (cells[1].verdict, cells[64].verdict) == ("on", "off")
     recommendation = recommendation_of(run)
     assert recommendation.arm == SPEC
-    assert recommendation.headline == "on up to about 21"
+    assert recommendation.headline == "on up to about concurrency 21"
     assert recommendation.break_even_concurrency == pytest.approx(20.6, abs=0.5)
     assert any("interpolated between 1 and 64" in reason for reason in recommendation.reasons)
 
@@ -209,21 +209,24 @@ def test_where_both_or_neither_meet_the_goal_the_throughput_decides(goal: str) -
 def test_the_break_even_of_a_goal_is_not_interpolated_from_throughput() -> None:
     run = made_up_run({SPEC: {1: 1.25, 64: 0.92}}, goal="throughput=120")
     recommendation = recommendation_of(run)
-    assert (recommendation.headline, recommendation.break_even_concurrency) == ("on up to 1", None)
+    assert (recommendation.headline, recommendation.break_even_concurrency) == (
+        "on up to concurrency 1",
+        None,
+    )
 
 
 @pytest.mark.parametrize(
     ("speedups", "headline"),
     [
         ({1: 1.3, 8: 1.2, 64: 1.1}, "on"),
-        ({1: 1.3, 8: 1.2, 64: 0.9}, "on up to about 30"),
-        ({1: 1.3, 8: 1.001, 64: 0.9}, "on up to 1"),
-        ({1: 1.3, 8: 0.999, 64: 0.9}, "on up to 1"),
-        ({1: 1.3, 8: 0.95, 64: 0.9}, "on up to about 6"),
-        ({1: 1.3, 8: 1.001, 64: 1.001}, "on up to 1"),
-        ({1: 0.8, 8: 1.25, 64: 1.3}, "on from about 3"),
-        ({1: 1.001, 8: 1.25, 64: 1.3}, "on from 8"),
-        ({1: 0.8, 8: 0.999, 64: 1.3}, "on from 64"),
+        ({1: 1.3, 8: 1.2, 64: 0.9}, "on up to about concurrency 30"),
+        ({1: 1.3, 8: 1.001, 64: 0.9}, "on up to concurrency 1"),
+        ({1: 1.3, 8: 0.999, 64: 0.9}, "on up to concurrency 1"),
+        ({1: 1.3, 8: 0.95, 64: 0.9}, "on up to about concurrency 6"),
+        ({1: 1.3, 8: 1.001, 64: 1.001}, "on up to concurrency 1"),
+        ({1: 0.8, 8: 1.25, 64: 1.3}, "on from about concurrency 3"),
+        ({1: 1.001, 8: 1.25, 64: 1.3}, "on from concurrency 8"),
+        ({1: 0.8, 8: 0.999, 64: 1.3}, "on from concurrency 64"),
         ({1: 1.3, 8: 0.9, 64: 1.3}, "on at concurrency 1 and 64"),
         ({1: 0.9, 8: 1.3, 64: 0.9}, "on at concurrency 8"),
         ({1: 1.001, 8: 1.001, 64: 0.9}, "off"),
@@ -238,7 +241,7 @@ def test_the_headline_says_from_where_to_where_an_arm_is_on(
 
 def test_beyond_a_load_without_a_difference_only_the_break_even_is_interpolated() -> None:
     recommendation = recommendation_of(made_up_run({SPEC: {1: 1.3, 8: 1.005, 64: 0.9}}, spread=0.01))
-    assert recommendation.headline == "on up to 1"
+    assert recommendation.headline == "on up to concurrency 1"
     assert recommendation.break_even_concurrency == pytest.approx(8.8, abs=0.1)
     assert any("interpolated between 8 and 64" in reason for reason in recommendation.reasons)
 

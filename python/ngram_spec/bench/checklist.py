@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 
 from ngram_spec.bench.figures import memory_differences
-from ngram_spec.bench.recommend import peak_difference
+from ngram_spec.bench.recommend import NOTHING_SHOWN, peak_difference
 from ngram_spec.bench.records import OFF, Settings
 from ngram_spec.bench.summary import Cell, ChecklistItem, Measures, Recommendation
 from ngram_spec.bench.verdict import counted, percent
@@ -116,5 +116,8 @@ def _kept(recommendations: Sequence[Recommendation]) -> str:
 def _to_keep(recommendation: Recommendation) -> str:
     if recommendation.arm is not None:
         return f"{recommendation.arm}, {recommendation.headline}"
-    word = "leave speculation off" if recommendation.has_verdict else "no verdict"
+    word = "no verdict"
+    if recommendation.has_verdict:
+        undecided = recommendation.headline == NOTHING_SHOWN
+        word = "leave speculation off, or measure more" if undecided else "leave speculation off"
     return f"{word} ({recommendation.headline})"

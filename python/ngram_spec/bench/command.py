@@ -11,7 +11,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from ngram_spec._core import NgramSpecError
-from ngram_spec.bench.modelled_options import add_modelled_options
+from ngram_spec.bench.modelled_options import CONCURRENCIES, add_modelled_options
 from ngram_spec.bench.modes import check_options
 from ngram_spec.bench.sizes import (
     BUDGET,
@@ -114,7 +114,7 @@ def add_bench_parser(commands: "argparse._SubParsersAction[argparse.ArgumentPars
         "--concurrency",
         metavar="1,8",
         help=f"requests open at a time (default: {_listed(FULL.concurrencies)}, "
-        f"{_listed(FULL_ON_CPU.concurrencies)} on a CPU)",
+        f"{_listed(FULL_ON_CPU.concurrencies)} on a CPU, {_listed(CONCURRENCIES)} with --modelled)",
     )
     how.add_argument(
         "--max-tokens",

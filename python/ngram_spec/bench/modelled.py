@@ -30,7 +30,6 @@ from ngram_spec.bench.records import OFF, Settings
 from ngram_spec.bench.summary import Cell, Drafting, Interval, Measures, Summary, Word
 from ngram_spec.bench.verdict import against, counted, word_by_interval
 from ngram_spec.bench.workloads import workload_name
-from ngram_spec.paired import MIN_RECORDS
 from ngram_spec.recordings import (
     TokenizedResponse,
     choose_tokenizer,
@@ -43,6 +42,8 @@ from ngram_spec.vllm_plugin import METHOD
 
 # Of a step, in any unit: far beyond them sums are no numbers any more.
 MIN_TIME, MAX_TIME = 1e-9, 1e9
+# The interval widens with Student's t as records get fewer, but one alone has none.
+MIN_RECORDS = 2
 SMALL_MODEL = (
     "The recordings that ship with ngram-spec are of a model of 135M parameters, which copies and repeats "
     "more than a large one: name recordings of your own."
@@ -303,7 +304,7 @@ def _judge(place: _Place, speedup: Interval, settings: ModelledSettings) -> tupl
         sentences.append("The drafts would not pay if the method cost nothing.")
     if speedup.num_pairs < MIN_RECORDS:
         word = "no measurable difference"
-        sentences.append(f"Fewer than {MIN_RECORDS} records show nothing.")
+        sentences.append("One record says nothing about another: name a file with more.")
     return word, " ".join(sentences)
 
 

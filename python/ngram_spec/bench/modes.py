@@ -25,7 +25,7 @@ OF_SERVERS = (
 MODES = {
     "modelled": (
         ("files", "concurrency", "num_speculative_tokens", "out", *OF_MODELLED),
-        "which starts and asks no server",
+        "which replays recordings and asks no server",
     ),
     "report": (("goal",), "which only shows again what was measured"),
     "url": (OF_SERVERS, "whose servers run already"),

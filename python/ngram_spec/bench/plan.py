@@ -113,8 +113,11 @@ def _check_numbers(options: argparse.Namespace) -> None:
         value = getattr(options, name)
         if value is not None and value < 1:
             raise NgramSpecError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
-    if options.precision is not None and not options.precision > 0:
-        raise NgramSpecError(f"--precision must be above 0, got {options.precision:g}")
+    if options.precision is not None and not 0 < options.precision < 1:
+        raise NgramSpecError(
+            "--precision must be a share of the speed-up between 0 and 1, such as 0.03, got "
+            f"{options.precision:g}"
+        )
     if options.temperature is not None and not 0 <= options.temperature < math.inf:
         raise NgramSpecError(f"--temperature must be at least 0, got {options.temperature:g}")
 

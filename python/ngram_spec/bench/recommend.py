@@ -10,6 +10,8 @@ from ngram_spec.bench.records import OFF, Arm, Settings
 from ngram_spec.bench.summary import Cell, Measures, Recommendation
 from ngram_spec.bench.verdict import percent
 
+NOTHING_SHOWN = "no measurable difference"
+
 
 def recommend(settings: Settings, workload: str, cells: Sequence[Cell]) -> Recommendation:
     """Return what to do for one workload, from its cells: one for each arm at each concurrency."""
@@ -30,6 +32,8 @@ def recommend(settings: Settings, workload: str, cells: Sequence[Cell]) -> Recom
         has_verdict = _is_usable(ours) and bool(_points(ours))
         if not has_verdict:
             reasons.append(_needed(settings))
+        elif headline == NOTHING_SHOWN:
+            reasons.append("More prompts, and more starts (--rounds, --budget), make the intervals narrower.")
         return _without_arm(workload, headline, reasons, has_verdict=has_verdict)
     if break_even is not None:
         reasons.append(_break_even_sentence(ours, break_even))
@@ -137,7 +141,7 @@ def _headline(cells: Sequence[Cell], has_goal: bool) -> tuple[str, float | None]
     if not _points(cells):
         return "not compared", None
     if not on:
-        return "off" if "off" in words else "no measurable difference", None
+        return "off" if "off" in words else NOTHING_SHOWN, None
     if words == {"on"}:
         return "on", None
     all_of_them = [cell.concurrency for cell in cells]
@@ -146,13 +150,13 @@ def _headline(cells: Sequence[Cell], has_goal: bool) -> tuple[str, float | None]
     if on == all_of_them[: len(on)]:
         break_even = break_even_concurrency([point for point in points if point[0] >= on[-1]])
         if break_even is None or _rounded(break_even) >= all_of_them[len(on)]:
-            return f"on up to {on[-1]}", break_even
-        return f"on up to about {max(on[-1], _rounded(break_even))}", break_even
+            return f"on up to concurrency {on[-1]}", break_even
+        return f"on up to about concurrency {max(on[-1], _rounded(break_even))}", break_even
     if on == all_of_them[-len(on) :]:
         break_even = break_even_concurrency([point for point in points if point[0] <= on[0]])
         if break_even is None or _rounded(break_even) <= all_of_them[-len(on) - 1]:
-            return f"on from {on[0]}", break_even
-        return f"on from about {min(on[0], _rounded(break_even))}", break_even
+            return f"on from concurrency {on[0]}", break_even
+        return f"on from about concurrency {min(on[0], _rounded(break_even))}", break_even
     return f"on at concurrency {_listed(on)}", None
 
 

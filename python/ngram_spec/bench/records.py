@@ -202,7 +202,10 @@ def read_run(folder: Path) -> Run:
         # Not str.splitlines, which also splits at the line separators that answers may hold.
         *lines, last = path.read_bytes().split(b"\n")
     except OSError as error:
-        raise NgramSpecError(f"{path}: cannot read the run: {error.strerror}") from error
+        raise NgramSpecError(
+            f"{path}: cannot read the run: {error.strerror}; give the folder that ngram-spec bench measured "
+            "into"
+        ) from error
     if _is_record(last):
         lines.append(last)
     records = []

@@ -123,7 +123,7 @@ class Recommendation(Record):
     arm: str | None
     # False where nothing was compared, or nothing of it counts.
     has_verdict: bool
-    # Such as "on up to about 23", "on", "off", "no measurable difference", "not compared".
+    # Such as "on up to about concurrency 23", "on", "off", "no measurable difference", "not compared".
     headline: str
     reasons: tuple[str, ...]
     break_even_concurrency: float | None

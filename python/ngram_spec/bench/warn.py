@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from ngram_spec.bench.checks import DRAFTS_MADE
 from ngram_spec.bench.outputs import OffOutputs
 from ngram_spec.bench.records import OFF, Run
+from ngram_spec.bench.sizes import QUICK_MODEL
 from ngram_spec.bench.summary import Cell
 from ngram_spec.bench.verdict import MIN_ROUNDS, counted
 
@@ -31,6 +32,11 @@ def _of_failures(run: Run) -> Iterator[str]:
 
 
 def _of_design(run: Run, cells: Sequence[Cell]) -> Iterator[str]:
+    if run.settings.model.endswith(QUICK_MODEL.partition("/")[2]):
+        yield (
+            "The model is one to try things out with: it copies and repeats itself more than a large one, so "
+            "this is true of it and of this machine, and says little about others."
+        )
     if run.settings.urls is not None:
         yield (
             "The servers ran before this run and were not started anew in each round, so the intervals leave "
@@ -58,8 +64,9 @@ def _of_load(run: Run) -> Iterator[str]:
         preemptions[block.arm] += block.counters.num_preemptions or 0
     for workload, concurrencies in _with_shared_prompts(run).items():
         yield (
-            f"On {workload} at concurrency {', '.join(map(str, sorted(concurrencies)))} the groups share "
-            "prompts, so the intervals there leave out how much those matter; more prompts would show it."
+            f"{workload} has too few prompts for concurrency {', '.join(map(str, sorted(concurrencies)))}: "
+            "some were sent in several blocks, so the intervals there leave out how much the choice of "
+            "prompts matters; --num-prompts takes more."
         )
     for arm, number in preemptions.items():
         if number:
