@@ -44,7 +44,7 @@ test: $(STAMPS)/package $(STAMPS)/engine $(MODEL)
 	$(call say,'tests in Rust')
 	cargo test --release --workspace
 	$(call say,'tests in Python')
-	python -m pytest -n 2 --dist loadfile $(ARGS)
+	python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 lint: $(STAMPS)/package
 	cargo fmt --all --check
