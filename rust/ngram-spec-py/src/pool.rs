@@ -87,7 +87,7 @@ impl PyDrafterPool {
         Ok(Self { inner: Mutex::new(inner), max_draft_tokens })
     }
 
-    /// Drafts for a batch: one fresh list per entry of `num_tokens`.
+    /// Drafts for a batch: one fresh list per row.
     ///
     /// Parameters
     /// ----------

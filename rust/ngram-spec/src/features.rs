@@ -14,7 +14,7 @@ macro_rules! features {
         pub enum Feature { $($(#[$doc])* $variant,)* }
 
         impl Feature {
-            /// All of them, in the order of [`crate::Weights`].
+            /// All of them, in the order of [`crate::acceptance::Weights`].
             pub const ALL: &[Self] = &[$(Self::$variant,)*];
 
             /// Name where weights are written down.
