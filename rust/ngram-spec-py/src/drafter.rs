@@ -3,7 +3,7 @@
 use std::sync::Mutex;
 
 use ngram_spec::drafter::Candidate;
-use ngram_spec::{Draft, Drafter, Feature, Features};
+use ngram_spec::{Draft, Drafter, Features};
 use pyo3::prelude::*;
 
 use crate::convert::{Int, TokenIds};
@@ -140,7 +140,7 @@ impl PyDrafter {
         let max = draft_limit(max_draft_tokens.0)?;
         let positions = locked(py, &self.inner, |drafter| drafter.candidates(max))?;
         let position = |candidates: Vec<(Candidate, Features)>| {
-            candidates.iter().map(|(candidate, features)| (candidate.token, dense(features))).collect()
+            candidates.iter().map(|(candidate, features)| (candidate.token, features.0.to_vec())).collect()
         };
         Ok(positions.into_iter().map(position).collect())
     }
@@ -159,8 +159,4 @@ impl PyDrafter {
         let len = self.__len__(py)?;
         Ok(format!("Drafter(context_len={len}, max_draft_tokens={})", self.max_draft_tokens))
     }
-}
-
-fn dense(features: &Features) -> Vec<f32> {
-    Feature::ALL.iter().map(|&feature| features.get(feature)).collect()
 }

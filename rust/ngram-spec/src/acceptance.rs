@@ -5,8 +5,9 @@
 
 use std::sync::{Mutex, PoisonError};
 
+use crate::automaton::TokenId;
 use crate::error::Error;
-use crate::features::{Feature, Features, NUM_FEATURES};
+use crate::features::{Feature, Features, NUM_FEATURES, Situation};
 use crate::prior;
 
 /// Estimates acceptance. Its owner hands it to drafters and pools, so that what it learns has one place.
@@ -16,9 +17,9 @@ use crate::prior;
 ///
 /// let model = AcceptanceModel::new(&[(Feature::Bias, 0.0), (Feature::Once, 2.0)], false)?;
 /// let mut features = Features::ZERO;
-/// features.tell(Feature::Bias, 1.0);
+/// features[Feature::Bias] = 1.0;
 /// assert_eq!(model.weights().probability(&features), 0.5);
-/// features.tell(Feature::Once, 1.0);
+/// features[Feature::Once] = 1.0;
 /// assert!(model.weights().probability(&features) > 0.88);
 /// # Ok::<(), ngram_spec::Error>(())
 /// ```
@@ -36,7 +37,15 @@ impl Weights {
     /// Probability of acceptance, from 0 to 1.
     #[must_use]
     pub fn probability(&self, features: &Features) -> f64 {
-        logistic(features.iter().map(|(feature, value)| self.0[feature as usize] * value).sum())
+        logistic(self.0.iter().zip(&features.0).map(|(weight, feature)| weight * feature).sum())
+    }
+
+    /// The same without writing the features down.
+    #[must_use]
+    pub fn probability_of(&self, situation: &Situation<'_>, token: TokenId) -> f64 {
+        let mut sum = 0.0;
+        situation.describe(token, &mut |feature, value| sum += self.0[feature as usize] * value);
+        logistic(sum)
     }
 
     fn from_pairs(pairs: &[(Feature, f32)]) -> Self {
@@ -128,11 +137,10 @@ impl Learned {
         let p = self.weights.probability(features) as f32;
         let error = f32::from(u8::from(was_accepted)) - p;
         let curvature = p * (1.0 - p);
-        for (feature, value) in features.iter() {
-            let at = feature as usize;
-            let (weight, evidence, prior) = (&mut self.weights.0[at], &mut self.evidence[at], prior.0[at]);
-            *evidence = (*evidence + curvature * value * value).min(MAX_EVIDENCE);
-            *weight = (*weight + error * value / *evidence).clamp(prior - MAX_SHIFT, prior + MAX_SHIFT);
+        let moved = self.weights.0.iter_mut().zip(&mut self.evidence).zip(&features.0).zip(&prior.0);
+        for (((weight, evidence), feature), prior) in moved {
+            *evidence = (*evidence + curvature * feature * feature).min(MAX_EVIDENCE);
+            *weight = (*weight + error * feature / *evidence).clamp(prior - MAX_SHIFT, prior + MAX_SHIFT);
         }
     }
 }

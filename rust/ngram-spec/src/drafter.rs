@@ -185,7 +185,7 @@ impl Drafter {
         pending.clear();
         let learns = self.options.acceptance.learns();
         self.walk(max_draft_tokens, |situation, candidates| {
-            let (Candidate { token, probability }, features) = candidates[0];
+            let Candidate { token, probability } = candidates[0];
             if draft.token_ids.is_empty() {
                 draft.match_len = situation.longest.map_or(0, |found| found.len as usize);
                 draft.token_ids.reserve(USUAL_LEN);
@@ -194,7 +194,7 @@ impl Drafter {
             draft.token_ids.push(token);
             draft.probabilities.push(probability);
             if learns {
-                pending.push((token, features));
+                pending.push((token, situation.features(token)));
             }
             #[cfg(test)]
             crate::faults::tests::plant(crate::faults::tests::FAULTY_TO_DRAFT, token);
@@ -216,15 +216,16 @@ impl Drafter {
     #[must_use]
     pub fn candidates(&self, max_draft_tokens: u32) -> Vec<Vec<(Candidate, Features)>> {
         let mut positions = Vec::new();
-        self.walk(max_draft_tokens, |_, candidates| {
-            positions.push(candidates.to_vec());
+        self.walk(max_draft_tokens, |situation, candidates| {
+            let described = candidates.iter().map(|candidate| (*candidate, situation.features(candidate.token)));
+            positions.push(described.collect());
             true
         });
         positions
     }
 
     /// Goes on with the most probable candidate, position by position, until `visit` returns false.
-    fn walk(&self, max_draft_tokens: u32, mut visit: impl FnMut(&Situation<'_>, &[(Candidate, Features)]) -> bool) {
+    fn walk(&self, max_draft_tokens: u32, mut visit: impl FnMut(&Situation<'_>, &[Candidate]) -> bool) {
         let options = &*self.options;
         let weights = options.acceptance.weights();
         let tokens = self.automaton.tokens();
@@ -232,7 +233,7 @@ impl Drafter {
         let copied_enough = |copying: &Copying| copying.num_copied >= options.min_match_len;
         let mut copying = self.copying.filter(copied_enough).map(|copying| copying.located(tokens));
         let mut rates = self.rates;
-        let mut candidates: Vec<(Candidate, Features)> = Vec::with_capacity(3);
+        let mut candidates: Vec<Candidate> = Vec::with_capacity(3);
         for position in 0..max_draft_tokens.min(MAX_DRAFT_TOKENS) as usize {
             let mut matches = matcher.matches();
             let longest = matches.next().filter(|found| found.len >= options.min_match_len);
@@ -248,19 +249,17 @@ impl Drafter {
             let tokens_of = |found: Option<Match>| found.map(|found| found.next.token);
             for token in [tokens_of(longest), expected, tokens_of(other)] {
                 if let Some(token) = token
-                    && !candidates.iter().any(|(other, _)| other.token == token)
+                    && !candidates.iter().any(|other| other.token == token)
                 {
-                    let features = situation.features(token);
-                    candidates.push((Candidate { token, probability: weights.probability(&features) }, features));
+                    candidates.push(Candidate { token, probability: weights.probability_of(&situation, token) });
                 }
             }
             // Among equals the first one is drafted: the longest match knows best.
-            let probability = |at: usize| candidates[at].0.probability;
-            let best =
-                (0..candidates.len()).reduce(|best, at| if probability(at) > probability(best) { at } else { best });
+            let best = (0..candidates.len())
+                .reduce(|best, at| if candidates[at].probability > candidates[best].probability { at } else { best });
             let Some(best) = best else { return };
             candidates.swap(0, best);
-            let best = candidates[0].0;
+            let best = candidates[0];
             let goes_on = visit(&situation, &candidates);
             if !goes_on || options.eos_token_ids.contains(&best.token) {
                 return;

@@ -1,5 +1,6 @@
 //! What speaks for a draft token, as numbers.
 
+use std::ops::{Index, IndexMut};
 use std::sync::LazyLock;
 
 use crate::automaton::{SuffixAutomaton, TokenId};
@@ -10,11 +11,10 @@ macro_rules! features {
     ($($(#[$doc:meta])* $variant:ident = $name:literal,)*) => {
         /// One thing that is known about a draft token.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        #[repr(u8)]
         pub enum Feature { $($(#[$doc])* $variant,)* }
 
         impl Feature {
-            /// All of them, in the order of [`crate::acceptance::Weights`].
+            /// All of them, in the order of [`Features`].
             pub const ALL: &[Self] = &[$(Self::$variant,)*];
 
             /// Name where weights are written down.
@@ -98,40 +98,26 @@ features! {
 /// How many numbers describe a draft token.
 pub const NUM_FEATURES: usize = Feature::ALL.len();
 
-/// So many are told of one token at most: four of any, eight of its matches, three of a copy.
-const MAX_TOLD: usize = 15;
-
-/// The features that were told of a draft token, each once; all others are 0, as most are for any token.
-#[derive(Clone, Copy, Debug)]
-pub struct Features {
-    values: [f32; MAX_TOLD],
-    features: [Feature; MAX_TOLD],
-    len: u8,
-}
+/// One number per [`Feature`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Features(pub [f32; NUM_FEATURES]);
 
 impl Features {
     /// All 0.
-    pub const ZERO: Self = Self { values: [0.0; MAX_TOLD], features: [Feature::Bias; MAX_TOLD], len: 0 };
+    pub const ZERO: Self = Self([0.0; NUM_FEATURES]);
+}
 
-    /// Tells one of them.
-    ///
-    /// # Panics
-    /// When 15 were told.
-    pub fn tell(&mut self, feature: Feature, value: f32) {
-        self.values[usize::from(self.len)] = value;
-        self.features[usize::from(self.len)] = feature;
-        self.len += 1;
+impl Index<Feature> for Features {
+    type Output = f32;
+
+    fn index(&self, feature: Feature) -> &f32 {
+        &self.0[feature as usize]
     }
+}
 
-    /// Those that were told.
-    pub fn iter(&self) -> impl Iterator<Item = (Feature, f32)> {
-        self.features.iter().copied().zip(self.values).take(usize::from(self.len))
-    }
-
-    /// The value of one of them.
-    #[must_use]
-    pub fn get(&self, feature: Feature) -> f32 {
-        self.iter().find(|(told, _)| *told == feature).map_or(0.0, |(_, value)| value)
+impl IndexMut<Feature> for Features {
+    fn index_mut(&mut self, feature: Feature) -> &mut f32 {
+        &mut self.0[feature as usize]
     }
 }
 
@@ -190,90 +176,95 @@ impl Situation<'_> {
     #[must_use]
     pub fn features(&self, token: TokenId) -> Features {
         let mut features = Features::ZERO;
-        features.tell(Feature::Bias, 1.0);
-        features.tell(Feature::Position, log1p(self.position));
+        self.describe(token, &mut |feature, value| features[feature] = value);
+        features
+    }
+
+    /// Tells the features of `token` that are not 0, one by one: most of them are, at any position.
+    pub fn describe(&self, token: TokenId, tell: &mut impl FnMut(Feature, f32)) {
+        tell(Feature::Bias, 1.0);
+        tell(Feature::Position, log1p(self.position));
         let [fast, slow] = self.rates;
-        features.tell(Feature::FastRate, fast);
-        features.tell(Feature::SlowRate, slow);
+        tell(Feature::FastRate, fast);
+        tell(Feature::SlowRate, slow);
         match self.longest {
-            None => features.tell(Feature::NoMatch, 1.0),
+            None => tell(Feature::NoMatch, 1.0),
             Some(longest) => {
                 let count = self.count(longest, token);
-                features.tell(Feature::FastRateLen, fast * log_len(longest.len));
-                self.describe_match(longest, count, fast, &mut features);
-                self.describe_shorter(token, longest, count, &mut features);
+                tell(Feature::FastRateLen, fast * log_len(longest.len));
+                self.describe_match(longest, count, fast, tell);
+                self.describe_shorter(token, longest, count, tell);
             }
         }
-        self.describe_copy(token, &mut features);
-        features
+        self.describe_copy(token, tell);
     }
 
     fn count(&self, found: Match, token: TokenId) -> u32 {
         if found.next.token == token { found.next.count } else { self.automaton.count_of(found.state, token) }
     }
 
-    fn describe_match(&self, longest: Match, count: u32, fast: f32, features: &mut Features) {
+    fn describe_match(&self, longest: Match, count: u32, fast: f32, tell: &mut impl FnMut(Feature, f32)) {
         let len = log_len(longest.len);
         match (count, longest.next.total) {
             (0, _) => {
-                features.tell(Feature::Never, 1.0);
-                features.tell(Feature::NeverLen, len);
+                tell(Feature::Never, 1.0);
+                tell(Feature::NeverLen, len);
             }
             (1, 1) => {
-                features.tell(Feature::Once, 1.0);
-                features.tell(Feature::OnceLen, len);
-                features.tell(Feature::OnceLongLen, (len - log_len(16)).max(0.0));
+                tell(Feature::Once, 1.0);
+                tell(Feature::OnceLen, len);
+                tell(Feature::OnceLongLen, (len - log_len(16)).max(0.0));
                 let distance = self.automaton.tokens().len() - longest.next.end as usize;
-                features.tell(Feature::OnceDistance, log1p(distance) - 6.0);
+                tell(Feature::OnceDistance, log1p(distance) - 6.0);
             }
             (2, 2) => {
-                features.tell(Feature::Twice, 1.0);
-                features.tell(Feature::TwiceLen, len);
+                tell(Feature::Twice, 1.0);
+                tell(Feature::TwiceLen, len);
             }
             (count, total) if count == total => {
-                features.tell(Feature::Always, 1.0);
-                features.tell(Feature::AlwaysLen, len);
-                features.tell(Feature::AlwaysTotal, log1p(total as usize - 1));
+                tell(Feature::Always, 1.0);
+                tell(Feature::AlwaysLen, len);
+                tell(Feature::AlwaysTotal, log1p(total as usize - 1));
             }
             (count, total) => {
-                features.tell(Feature::MixedLen, len);
-                features.tell(Feature::MixedOdds, log_odds(count, total - count));
-                features.tell(Feature::MixedTotal, log1p(total as usize - 1));
-                features.tell(Feature::FastRateMixed, fast);
+                tell(Feature::MixedLen, len);
+                tell(Feature::MixedOdds, log_odds(count, total - count));
+                tell(Feature::MixedTotal, log1p(total as usize - 1));
+                tell(Feature::FastRateMixed, fast);
             }
         }
     }
 
     /// A shorter match stands in more places; what it adds is what followed there.
-    fn describe_shorter(&self, token: TokenId, longest: Match, count: u32, features: &mut Features) {
+    fn describe_shorter(&self, token: TokenId, longest: Match, count: u32, tell: &mut impl FnMut(Feature, f32)) {
         let Some(shorter) = self.shorter else {
-            features.tell(Feature::NoShorter, 1.0);
+            tell(Feature::NoShorter, 1.0);
             return;
         };
         let added = shorter.next.total.saturating_sub(longest.next.total);
         let added_count = self.count(shorter, token).saturating_sub(count).min(added);
-        features.tell(Feature::ShorterOdds, log_odds(added_count, added - added_count));
-        features.tell(Feature::ShorterTotal, log1p(added as usize));
-        features.tell(Feature::Margin, log_len(longest.len) - log_len(shorter.len));
+        tell(Feature::ShorterOdds, log_odds(added_count, added - added_count));
+        tell(Feature::ShorterTotal, log1p(added as usize));
+        tell(Feature::Margin, log_len(longest.len) - log_len(shorter.len));
     }
 
-    fn describe_copy(&self, token: TokenId, features: &mut Features) {
+    fn describe_copy(&self, token: TokenId, tell: &mut impl FnMut(Feature, f32)) {
         let Some(copying) = self.copying else { return };
         let Some(&expected) = self.automaton.tokens().get(copying.next as usize) else { return };
         let copied = log1p(copying.num_copied.min(255) as usize);
         match (expected == token, copying.num_lost) {
             (true, 0) => {
-                features.tell(Feature::Copied, 1.0);
-                features.tell(Feature::CopiedLen, copied);
-                features.tell(Feature::CopiedAgreeing, log1p(copying.num_agreeing.min(63) as usize));
+                tell(Feature::Copied, 1.0);
+                tell(Feature::CopiedLen, copied);
+                tell(Feature::CopiedAgreeing, log1p(copying.num_agreeing.min(63) as usize));
             }
             (true, num_lost) => {
-                features.tell(Feature::Resumed, 1.0);
-                features.tell(Feature::ResumedLen, copied);
-                features.tell(Feature::ResumedLost, log1p(num_lost as usize));
+                tell(Feature::Resumed, 1.0);
+                tell(Feature::ResumedLen, copied);
+                tell(Feature::ResumedLost, log1p(num_lost as usize));
             }
-            (false, 0) => features.tell(Feature::NotCopied, copied),
-            (false, _) => features.tell(Feature::NotResumed, copied),
+            (false, 0) => tell(Feature::NotCopied, copied),
+            (false, _) => tell(Feature::NotResumed, copied),
         }
     }
 }

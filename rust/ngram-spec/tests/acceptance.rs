@@ -26,25 +26,25 @@ fn zero_followed_by(followers: &[TokenId]) -> Vec<TokenId> {
 fn the_continuations_of_the_match_fall_into_classes() {
     let classes = |followers: &[TokenId]| {
         let x = features_of_first(&zero_followed_by(followers));
-        [Feature::Once, Feature::Twice, Feature::Always, Feature::Never].map(|feature| x.get(feature))
+        [Feature::Once, Feature::Twice, Feature::Always, Feature::Never].map(|feature| x[feature])
     };
     assert_eq!(classes(&[5]), [1.0, 0.0, 0.0, 0.0]);
     assert_eq!(classes(&[5, 5]), [0.0, 1.0, 0.0, 0.0]);
     assert_eq!(classes(&[5, 5, 5]), [0.0, 0.0, 1.0, 0.0]);
     assert_eq!(classes(&[5, 5, 6]), [0.0; 4]);
     let mixed = features_of_first(&zero_followed_by(&[5, 5, 6]));
-    assert!((mixed.get(Feature::MixedOdds) - (2.4_f32 / 1.4).ln()).abs() < 1e-6);
-    assert!((mixed.get(Feature::MixedTotal) - 3_f32.ln()).abs() < 1e-6);
+    assert!((mixed[Feature::MixedOdds] - (2.4_f32 / 1.4).ln()).abs() < 1e-6);
+    assert!((mixed[Feature::MixedTotal] - 3_f32.ln()).abs() < 1e-6);
 }
 
 #[test]
 fn a_shorter_match_adds_what_followed_in_its_other_places() {
     // "8 1" once, followed by 2; "1" alone in two more places, followed by 2 and by 3.
     let x = features_of_first(&[7, 1, 2, 9, 1, 3, 8, 1, 2, 6, 8, 1]);
-    assert_eq!(x.get(Feature::Once), 1.0);
-    assert_eq!(x.get(Feature::ShorterOdds), 0.0); // one for it, one against it
-    assert!((x.get(Feature::ShorterTotal) - 3_f32.ln()).abs() < 1e-6);
-    assert!((x.get(Feature::Margin) - 2_f32.ln()).abs() < 1e-6);
+    assert_eq!(x[Feature::Once], 1.0);
+    assert_eq!(x[Feature::ShorterOdds], 0.0); // one for it, one against it
+    assert!((x[Feature::ShorterTotal] - 3_f32.ln()).abs() < 1e-6);
+    assert!((x[Feature::Margin] - 2_f32.ln()).abs() < 1e-6);
 }
 
 #[test]
@@ -52,8 +52,8 @@ fn the_rates_tell_a_passage_that_is_copied_from_one_that_is_not() {
     let passage: Vec<TokenId> = (0..100).collect();
     let copied: Vec<_> = passage.iter().chain(&passage[..40]).copied().collect();
     let not_copied: Vec<_> = (0..140).chain([7]).collect();
-    assert!(features_of_first(&copied).get(Feature::FastRate) > 3.0);
-    assert!(features_of_first(&not_copied).get(Feature::FastRate) < -3.0);
+    assert!(features_of_first(&copied)[Feature::FastRate] > 3.0);
+    assert!(features_of_first(&not_copied)[Feature::FastRate] < -3.0);
 }
 
 /// Copies `source` up to `edit`, emits `new` instead of `removed` tokens, and copies on; returns how many tokens were
@@ -130,7 +130,7 @@ proptest! {
 /// Steps with one draft token, accepted or not.
 fn observe(model: &AcceptanceModel, num: usize, was_accepted: impl Fn(usize) -> bool) {
     let mut x = Features::ZERO;
-    x.tell(Feature::Bias, 1.0);
+    x[Feature::Bias] = 1.0;
     for at in 0..num {
         model.observe(std::iter::once((&x, was_accepted(at))));
     }
@@ -145,7 +145,7 @@ fn weights_approach_what_happens() {
     let model = AcceptanceModel::new(&[(Feature::Bias, 0.0)], true).unwrap();
     observe(&model, 20_000, |at| at % 5 == 0);
     let mut x = Features::ZERO;
-    x.tell(Feature::Bias, 1.0);
+    x[Feature::Bias] = 1.0;
     assert!((model.weights().probability(&x) - 0.2).abs() < 0.03);
 }
 
