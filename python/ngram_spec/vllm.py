@@ -160,9 +160,10 @@ class NgramSpecProposer:
                 else:
                     self._report("a row without a draft", *row_fault)
             else:
-                drafts = [[] for _ in sampled_token_ids]
-                self._num_undrafted_rows += sum(map(bool, sampled_token_ids))
-                self._num_undrafted_tokens += sum(map(len, sampled_token_ids))
+                num_sampled = [len(token_ids) for token_ids in sampled_token_ids]
+                drafts = [[] for _ in num_sampled]
+                self._num_undrafted_rows += len(num_sampled) - num_sampled.count(0)
+                self._num_undrafted_tokens += sum(num_sampled)
             if self._is_output_rank and self._num_steps % NUM_STEPS_PER_SUMMARY == 0:
                 self._log_summary()
             return drafts

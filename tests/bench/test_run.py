@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from fake_server import KV_CACHE_TOKENS, KV_CACHE_USAGE, NUM_DRAFTED, TOP_LOGPRO
 from ngram_spec import cli
 from ngram_spec.bench import run as run_module
 from ngram_spec.bench.records import Block, Run
-from ngram_spec.bench.server import started_server
+from ngram_spec.bench.server import Server, started_server
 
 NUM_PROMPTS = len(PROMPTS)
 
@@ -24,6 +25,17 @@ NUM_PROMPTS = len(PROMPTS)
 def nothing_left() -> Iterator[None]:
     yield
     assert processes_of_fakes() == []
+
+
+@contextmanager
+def off_and_ngram(folder: Path) -> Iterator[tuple[Server, Server]]:
+    """Two servers that run, the second with drafts."""
+    drafts = ("--speculative-config", '{"method": "ngram"}')
+    with (
+        started_server("m", log_path=folder / "1.log") as off,
+        started_server("m", drafts, log_path=folder / "2.log") as ngram,
+    ):
+        yield off, ngram
 
 
 @pytest.fixture
@@ -265,11 +277,7 @@ def test_servers_that_run_are_probed_too_where_a_run_was_interrupted_before(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     serve_fakes(monkeypatch, ngram="other answers")
-    drafts = ("--speculative-config", '{"method": "ngram"}')
-    with (
-        started_server("m", log_path=tmp_path / "1.log") as off,
-        started_server("m", drafts, log_path=tmp_path / "2.log") as ngram,
-    ):
+    with off_and_ngram(tmp_path) as (off, ngram):
         few = ("--concurrency", "2", "--max-tokens", "32", "--rounds", "1", "--out", str(tmp_path / "out"))
         urls = ("--url", f"mine={ngram.url}", "--url", f"off={off.url}")
         command = ["bench", *urls, *few, str(prompts_file(tmp_path))]
@@ -311,11 +319,7 @@ def test_no_rounds_are_begun_that_would_pass_the_budget(
 
 @pytest.mark.usefixtures("fakes")
 def test_servers_that_run_are_asked_in_turn_block_by_block(tmp_path: Path) -> None:
-    drafts = ("--speculative-config", '{"method": "ngram"}')
-    with (
-        started_server("m", log_path=tmp_path / "1.log") as off,
-        started_server("m", drafts, log_path=tmp_path / "2.log") as ngram,
-    ):
+    with off_and_ngram(tmp_path) as (off, ngram):
         few = ("--concurrency", "2", "--max-tokens", "32", "--rounds", "2", "--out", str(tmp_path / "out"))
         urls = ("--url", f"mine={ngram.url}/v1", "--url", f"off={off.url}/")
         assert cli.main(["bench", *urls, *few, str(prompts_file(tmp_path))]) == 0

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from ngram_spec._core import NgramSpecError
 
 OF_MODELLED = ("cost_curve", "method_overhead", "step_ms", "tokenizer")
-OF_SERVERS = (
+WITH_URL = (
     "files",
     "model",
     "concurrency",
@@ -28,7 +28,7 @@ MODES = {
         "which replays recordings and asks no server",
     ),
     "report": (("goal",), "which only shows again what was measured"),
-    "url": (OF_SERVERS, "whose servers run already"),
+    "url": (WITH_URL, "whose servers run already"),
 }
 
 

@@ -336,12 +336,10 @@ class _Bench:
         return False
 
     def _is_precise(self) -> bool:
-        intervals = [
-            cell.speedup for cell in summarize(self.run).cells if cell.is_judged and cell.speedup is not None
-        ]
         return all(
             interval.high - interval.low <= 2 * self.plan.precision * interval.estimate
-            for interval in intervals
+            for cell in summarize(self.run).cells
+            if (interval := cell.judged_speedup) is not None
         )
 
 

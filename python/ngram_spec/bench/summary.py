@@ -110,9 +110,9 @@ class Cell(Record):
     reason: str
 
     @property
-    def is_judged(self) -> bool:
-        """Whether there is an interval that a verdict can rest on."""
-        return self.speedup is not None and self.verdict not in ("invalid", "baseline")
+    def judged_speedup(self) -> Interval | None:
+        """The interval that the verdict can rest on; None where there is none, or no verdict."""
+        return None if self.verdict in ("invalid", "baseline") else self.speedup
 
 
 class Recommendation(Record):

@@ -48,7 +48,7 @@ def _of_design(run: Run, cells: Sequence[Cell]) -> Iterator[str]:
             f"{', '.join(sorted(single))}: one start beside one of arm {OFF}. How much starts differ is not "
             "known, so nothing is said to be faster or slower; run two rounds or more."
         )
-    num_judged = sum(cell.is_judged for cell in cells)
+    num_judged = sum(cell.judged_speedup is not None for cell in cells)
     if num_judged >= MANY:
         yield (
             f"An interval misses the truth in about 5 of 100 runs: of the {num_judged} here about "

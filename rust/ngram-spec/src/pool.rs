@@ -15,7 +15,7 @@ const MAX_INDEXED_PER_CALL: usize = 8_192;
 /// A row that is behind by no more than this is always brought up to date.
 const MAX_CATCH_UP: usize = 256;
 /// Entries without a row that are kept for rows that come back.
-const MAX_IDLE_ENTRIES: usize = 1_024;
+const MAX_IDLE_ENTRIES: u64 = 1_024;
 /// Tokens that are accepted less often than this do not take part when a batch shares out what pays.
 const MIN_SHARED_PROBABILITY: f64 = 0.01;
 const MAX_BYTES: usize = 1 << 48;
@@ -220,7 +220,7 @@ impl DrafterPool {
     /// Takes the oldest entries without a row out while there are too many. They are not visited to be counted: a pass
     /// over all of them would cost more than the rows of a small batch.
     fn drop_departed(&mut self, num_claimed: usize) {
-        let num_idle = self.entries.len() - num_claimed;
+        let num_idle = self.stats.num_entries - num_claimed as u64;
         // A row that leaves makes room for one that had none.
         self.is_full &= num_idle == 0;
         for _ in MAX_IDLE_ENTRIES..num_idle {

@@ -170,10 +170,6 @@ impl Entries {
         self.hints = found;
     }
 
-    pub(crate) fn len(&self) -> usize {
-        self.entries.len() - self.vacant.len()
-    }
-
     pub(crate) fn iter(&self) -> impl Iterator<Item = (EntryId, &Entry)> {
         (0..).map(EntryId).zip(&self.entries).filter_map(|(id, entry)| Some((id, entry.as_ref()?)))
     }
