@@ -1,6 +1,6 @@
 //! Token ids and counts from numpy arrays and other sequences.
 
-use numpy::{PyArrayDyn, PyArrayMethods, PyReadonlyArray1, PyUntypedArray, PyUntypedArrayMethods};
+use numpy::{PyArray1, PyArrayDyn, PyArrayMethods, PyReadonlyArray1, PyUntypedArray, PyUntypedArrayMethods};
 use pyo3::exceptions::PyOverflowError;
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PyList, PySequence, PyString};
@@ -40,10 +40,10 @@ impl TokenIds<'_> {
 /// One-dimensional integers of any width, copied.
 pub(crate) fn integers(name: &str, value: &Bound<'_, PyAny>) -> PyResult<Vec<i64>> {
     // What engines pass at every step.
-    if let Ok(array) = value.extract::<PyReadonlyArray1<'_, i32>>()
-        && let Ok(numbers) = array.as_slice()
+    if let Ok(array) = value.cast::<PyArray1<i32>>()
+        && let Ok(numbers) = array.to_vec()
     {
-        return Ok(numbers.iter().map(|&number| i64::from(number)).collect());
+        return Ok(numbers.into_iter().map(i64::from).collect());
     }
     if let Ok(array) = value.cast::<PyUntypedArray>() {
         if array.ndim() != 1 {
@@ -67,20 +67,23 @@ pub(crate) fn integers(name: &str, value: &Bound<'_, PyAny>) -> PyResult<Vec<i64
     items(name, value)
 }
 
-/// One-dimensional integers of any width, or the lengths of what a sequence holds.
-pub(crate) fn integers_or_lens(name: &str, value: &Bound<'_, PyAny>) -> PyResult<Vec<i64>> {
-    let Ok(items) = value.cast::<PySequence>() else { return integers(name, value) };
-    let lens: Option<_> = items.try_iter()?.map(|item| len_of(&item.ok()?)).collect();
-    lens.map_or_else(|| integers(name, value), Ok)
+/// The lengths of what a sequence holds, or `None` where it holds anything without one.
+pub(crate) fn lens_of(value: &Bound<'_, PyAny>) -> Option<Vec<u32>> {
+    // Engines pass a list of lists at every step; all else may take longer.
+    let items = match value.cast::<PyList>() {
+        Ok(list) => list.clone(),
+        Err(_) => value.cast::<PySequence>().ok()?.to_list().ok()?,
+    };
+    items.iter().map(|item| len_of(&item)).collect()
 }
 
-fn len_of(item: &Bound<'_, PyAny>) -> Option<i64> {
+fn len_of(item: &Bound<'_, PyAny>) -> Option<u32> {
     let len = match item.cast::<PyList>() {
         Ok(list) => list.len(),
         Err(_) if is_text(item) => return None,
         Err(_) => item.len().ok()?,
     };
-    i64::try_from(len).ok()
+    u32::try_from(len).ok()
 }
 
 fn is_text(value: &Bound<'_, PyAny>) -> bool {

@@ -9,7 +9,7 @@ use numpy::{PyReadonlyArray2, PyUntypedArray, PyUntypedArrayMethods};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::convert::{Int, integers, integers_or_lens, refuse};
+use crate::convert::{Int, integers, lens_of, refuse};
 use crate::options::{DRAFT_LIMITS, PyAcceptanceModel, draft_limit, in_range, read_options};
 use crate::{locked, refused};
 
@@ -128,7 +128,10 @@ impl PyDrafterPool {
         }
         let num_sampled = match num_sampled {
             None => vec![1; num_tokens.len()],
-            Some(counts) => all_in_range("num_sampled", 0..=u32::MAX, &integers_or_lens("num_sampled", counts)?)?,
+            Some(given) => match lens_of(given) {
+                Some(lens) => lens,
+                None => all_in_range("num_sampled", 0..=u32::MAX, &integers("num_sampled", given)?)?,
+            },
         };
         if num_sampled.len() > num_tokens.len() {
             return refuse(format!(

@@ -70,6 +70,14 @@ pub struct Draft {
     pub match_len: usize,
 }
 
+impl Draft {
+    pub(crate) fn clear(&mut self) {
+        self.token_ids.clear();
+        self.probabilities.clear();
+        self.match_len = 0;
+    }
+}
+
 /// Room for a draft of this length is made at once.
 const USUAL_LEN: usize = 16;
 /// Of a match this long no shorter one knows better.
@@ -171,16 +179,27 @@ impl Drafter {
     /// Proposes the next tokens, at most `max_draft_tokens` of them and never more than [`MAX_DRAFT_TOKENS`].
     #[must_use]
     pub fn draft(&mut self, max_draft_tokens: u32) -> Draft {
-        let options = Arc::clone(&self.options);
-        let mut plan = DraftPlan::new(&options.draft_cost, max_draft_tokens, f64::from(self.rates.slow));
-        let mut draft = self.draft_while(max_draft_tokens, |probability| plan.push(probability));
-        self.cut(&mut draft, plan.best_len());
+        let mut draft = Draft::default();
+        self.draft_what_pays(max_draft_tokens, &mut draft);
         draft
     }
 
+    /// The same into a draft that was used before, whose room serves again.
+    pub(crate) fn draft_what_pays(&mut self, max_draft_tokens: u32, draft: &mut Draft) {
+        let options = Arc::clone(&self.options);
+        let mut plan = DraftPlan::new(&options.draft_cost, max_draft_tokens, f64::from(self.rates.slow));
+        self.draft_while(max_draft_tokens, draft, |probability| plan.push(probability));
+        self.cut(draft, plan.best_len());
+    }
+
     /// Drafts until `goes_on`, which is told each token's probability, returns false; that token is still drafted.
-    pub(crate) fn draft_while(&mut self, max_draft_tokens: u32, mut goes_on: impl FnMut(f64) -> bool) -> Draft {
-        let mut draft = Draft::default();
+    pub(crate) fn draft_while(
+        &mut self,
+        max_draft_tokens: u32,
+        draft: &mut Draft,
+        mut goes_on: impl FnMut(f64) -> bool,
+    ) {
+        draft.clear();
         let mut pending = std::mem::take(&mut self.pending);
         pending.clear();
         let learns = self.options.acceptance.learns();
@@ -201,7 +220,6 @@ impl Drafter {
             goes_on(probability)
         });
         self.pending = pending;
-        draft
     }
 
     /// Shortens the draft just made; nothing is learned from what is cut.
@@ -233,7 +251,7 @@ impl Drafter {
         let copied_enough = |copying: &Copying| copying.num_copied >= options.min_match_len;
         let mut copying = self.copying.filter(copied_enough).map(|copying| copying.located(tokens));
         let mut rates = self.rates;
-        let mut candidates: Vec<Candidate> = Vec::with_capacity(3);
+        let mut room = [Candidate { token: -1, probability: 0.0 }; 3];
         for position in 0..max_draft_tokens.min(MAX_DRAFT_TOKENS) as usize {
             let mut matches = matcher.matches();
             let longest = matches.next().filter(|found| found.len >= options.min_match_len);
@@ -242,25 +260,27 @@ impl Drafter {
             let situation =
                 Situation { automaton: &self.automaton, longest, shorter, copying, rates: rates.log_odds(), position };
 
-            candidates.clear();
+            let mut num_candidates = 0;
             let other = shorter.filter(|found| {
                 found.len >= options.min_match_len && longest.is_some_and(|longest| longest.len < MAX_DOUBTED_LEN)
             });
             let tokens_of = |found: Option<Match>| found.map(|found| found.next.token);
             for token in [tokens_of(longest), expected, tokens_of(other)] {
                 if let Some(token) = token
-                    && !candidates.iter().any(|other| other.token == token)
+                    && !room[..num_candidates].iter().any(|other| other.token == token)
                 {
-                    candidates.push(Candidate { token, probability: weights.probability_of(&situation, token) });
+                    room[num_candidates] = Candidate { token, probability: weights.probability_of(&situation, token) };
+                    num_candidates += 1;
                 }
             }
+            let candidates = &mut room[..num_candidates];
             // Among equals the first one is drafted: the longest match knows best.
             let best = (0..candidates.len())
                 .reduce(|best, at| if candidates[at].probability > candidates[best].probability { at } else { best });
             let Some(best) = best else { return };
             candidates.swap(0, best);
             let best = candidates[0];
-            let goes_on = visit(&situation, &candidates);
+            let goes_on = visit(&situation, candidates);
             if !goes_on || options.eos_token_ids.contains(&best.token) {
                 return;
             }

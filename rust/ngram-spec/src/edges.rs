@@ -73,15 +73,21 @@ pub(crate) struct EdgeArena {
     /// table shows in no result.
     multiplier: u32,
     slots: Vec<Edge>,
-    /// Free blocks by the logarithm of their size.
-    free: Vec<Vec<u32>>,
+    /// The first free block by the logarithm of its size. A free block holds the next one as the count of its first
+    /// slot, so that no list of them lies anywhere else.
+    free: [u32; NUM_BLOCK_SIZES],
 }
+
+/// Blocks have up to 2**31 slots.
+const NUM_BLOCK_SIZES: usize = 32;
+/// The block behind the last free one.
+const NO_BLOCK: u32 = u32::MAX;
 
 impl Default for EdgeArena {
     fn default() -> Self {
         #[allow(clippy::cast_possible_truncation)] // any 32 bits will do
         let random = RandomState::new().build_hasher().finish() as u32;
-        Self { multiplier: random | 1, slots: Vec::new(), free: Vec::new() }
+        Self { multiplier: random | 1, slots: Vec::new(), free: [NO_BLOCK; NUM_BLOCK_SIZES] }
     }
 }
 
@@ -89,7 +95,6 @@ impl EdgeArena {
     /// Bytes held, spare capacity included.
     pub(crate) fn num_bytes(&self) -> usize {
         self.slots.capacity() * size_of::<Edge>()
-            + self.free.iter().map(|blocks| size_of_val(blocks) + blocks.capacity() * size_of::<u32>()).sum::<usize>()
     }
 
     #[inline]
@@ -240,27 +245,25 @@ impl EdgeArena {
 
     fn allocate(&mut self, size: u32) -> u32 {
         let class = size.trailing_zeros() as usize;
-        let found = (class..self.free.len()).find(|&larger| !self.free[larger].is_empty());
-        let Some((larger, block)) = found.and_then(|larger| Some((larger, self.free[larger].pop()?))) else {
+        let Some(larger) = (class..NUM_BLOCK_SIZES).find(|&larger| self.free[larger] != NO_BLOCK) else {
             let block = self.slots.len();
             reserve(&mut self.slots, size as usize);
             self.slots.resize(block + size as usize, VACANT);
             return u32_from(block);
         };
+        let block = self.free[larger];
+        self.free[larger] = self.slots[block as usize].count;
         // The rest of a larger block goes back in halves.
         for half in class..larger {
-            self.free[half].push(block + (1 << half));
+            self.release(block + (1 << half), 1 << half);
         }
         self.slots[block as usize..][..size as usize].fill(VACANT);
         block
     }
 
     fn release(&mut self, block: u32, size: u32) {
-        let class = size.trailing_zeros() as usize;
-        if self.free.len() <= class {
-            self.free.resize_with(class + 1, Vec::new);
-        }
-        self.free[class].push(block);
+        let first = &mut self.free[size.trailing_zeros() as usize];
+        self.slots[block as usize].count = std::mem::replace(first, block);
     }
 }
 

@@ -56,7 +56,6 @@ struct Live<'a> {
     tokens: &'a [TokenId],
     max_draft_tokens: u32,
     entry: Option<EntryId>,
-    draft: Draft,
 }
 
 /// What a pool has done so far and what it holds.
@@ -119,6 +118,8 @@ pub struct DrafterPool {
     /// A live row was dropped for want of room, and none that had an index has left since.
     is_full: bool,
     stats: PoolStats,
+    /// Those of the last call, kept for their room.
+    drafts: Vec<Draft>,
 }
 
 impl DrafterPool {
@@ -149,6 +150,7 @@ impl DrafterPool {
             faults: Faults::default(),
             is_full: false,
             stats: PoolStats::default(),
+            drafts: Vec::new(),
         })
     }
 
@@ -180,10 +182,14 @@ impl DrafterPool {
         });
         self.drop_newest();
 
-        self.each(&mut live, |pool, _, row| row.draft = pool.draft(row));
-        self.share(&mut live);
+        let mut drafts = std::mem::take(&mut self.drafts);
+        drafts.resize_with(rows.len(), Draft::default);
+        self.each(&mut live, |pool, at, row| pool.draft(row, &mut drafts[at]));
+        self.share(&live, &mut drafts);
         self.entries.remember(live.iter().map(|row| row.entry).collect());
-        live.into_iter().map(|row| row.draft.token_ids).collect()
+        let token_ids = drafts.iter().map(|draft| draft.token_ids.clone()).collect();
+        self.drafts = drafts;
+        token_ids
     }
 
     /// The rows of this call; those that have faulted too often are left without tokens.
@@ -198,7 +204,7 @@ impl DrafterPool {
                 tokens = &[];
             }
             let max_draft_tokens = if num_sampled == 0 { 0 } else { max_draft_tokens };
-            Live { tokens, max_draft_tokens, entry: None, draft: Draft::default() }
+            Live { tokens, max_draft_tokens, entry: None }
         });
         live.collect()
     }
@@ -314,48 +320,52 @@ impl DrafterPool {
 
     /// The draft of one row: by itself where a token costs the same in every batch, and otherwise as long as it may
     /// get when the batch shares out what pays.
-    fn draft(&mut self, row: &Live<'_>) -> Draft {
+    fn draft(&mut self, row: &Live<'_>, draft: &mut Draft) {
+        draft.clear();
         if row.max_draft_tokens == 0 {
-            return Draft::default();
+            return;
         }
         let room = self.limits.max_context_len.map_or(usize::MAX, |max| max.saturating_sub(row.tokens.len() + 1));
         let limit = row.max_draft_tokens.min(self.options.max_draft_tokens);
         let limit = u32::try_from(room).map_or(limit, |room| limit.min(room));
         let up_to_date = |entry: &&mut Entry| entry.drafter.tokens().len() == row.tokens.len();
         let Some(entry) = row.entry.and_then(|id| self.entries.get_mut(id)).filter(up_to_date) else {
-            return Draft::default();
+            return;
         };
-        let mut draft = match &self.options.draft_cost {
-            DraftCost::PerToken(_) => entry.drafter.draft(limit),
+        match &self.options.draft_cost {
+            DraftCost::PerToken(_) => entry.drafter.draft_what_pays(limit, draft),
             DraftCost::Curve(_) => {
                 let mut joint = 1.0;
-                entry.drafter.draft_while(limit, |probability| {
+                entry.drafter.draft_while(limit, draft, |probability| {
                     joint *= probability;
                     joint > MIN_SHARED_PROBABILITY
-                })
+                });
             }
-        };
+        }
         if let Some(vocab_size) = self.limits.vocab_size {
             let num_valid = draft.token_ids.iter().take_while(|id| id.cast_unsigned() < vocab_size).count();
-            entry.drafter.cut(&mut draft, num_valid);
+            entry.drafter.cut(draft, num_valid);
         }
-        draft
     }
 
-    /// Cuts the drafts of a batch to what pays together, and counts them.
-    fn share(&mut self, live: &mut [Live<'_>]) {
+    /// Cuts the drafts of a batch to what pays together, and counts them. A row whose draft was broken off by a fault
+    /// has none.
+    fn share(&mut self, live: &[Live<'_>], drafts: &mut [Draft]) {
+        for (_, draft) in live.iter().zip(&mut *drafts).filter(|(row, _)| row.entry.is_none()) {
+            draft.clear();
+        }
         if let DraftCost::Curve(curve) = &self.options.draft_cost {
-            let probabilities: Vec<&[f64]> = live.iter().map(|row| &row.draft.probabilities[..]).collect();
+            let probabilities: Vec<&[f64]> = drafts.iter().map(|draft| &draft.probabilities[..]).collect();
             let lens = plan_batch(curve, live.len(), &probabilities);
-            for (row, len) in live.iter_mut().zip(lens) {
+            for ((row, draft), len) in live.iter().zip(&mut *drafts).zip(lens) {
                 if let Some(entry) = row.entry.and_then(|id| self.entries.get_mut(id)) {
-                    entry.drafter.cut(&mut row.draft, len);
+                    entry.drafter.cut(draft, len);
                 }
             }
         }
-        for row in live {
-            self.stats.num_drafts += u64::from(!row.draft.token_ids.is_empty());
-            self.stats.num_draft_tokens += row.draft.token_ids.len() as u64;
+        for draft in drafts {
+            self.stats.num_drafts += u64::from(!draft.token_ids.is_empty());
+            self.stats.num_draft_tokens += draft.token_ids.len() as u64;
         }
     }
 
