@@ -4,10 +4,10 @@ use std::ops::RangeInclusive;
 use std::sync::Mutex;
 
 use ngram_spec::automaton::MAX_CONTEXT_LEN;
-use ngram_spec::{DrafterPool, PoolOptions, PoolStats, Row};
+use ngram_spec::{Draft, DrafterPool, PoolOptions, PoolStats, Row, TokenId};
 use numpy::{PyReadonlyArray2, PyUntypedArray, PyUntypedArrayMethods};
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyDict, PyList};
 
 use crate::convert::{Int, integers, lens_of, refuse};
 use crate::options::{DRAFT_LIMITS, PyAcceptanceModel, draft_limit, in_range, read_options};
@@ -108,14 +108,14 @@ impl PyDrafterPool {
     /// NgramSpecError
     ///     If a dtype, shape or length is wrong. A negative token id costs only its own row its drafts.
     #[pyo3(signature = (token_ids, num_tokens, num_sampled=None, max_draft_tokens=None))]
-    fn propose(
+    fn propose<'py>(
         &self,
-        py: Python<'_>,
+        py: Python<'py>,
         token_ids: &Bound<'_, PyAny>,
         num_tokens: &Bound<'_, PyAny>,
         num_sampled: Option<&Bound<'_, PyAny>>,
         max_draft_tokens: Option<&Bound<'_, PyAny>>,
-    ) -> PyResult<Vec<Vec<i32>>> {
+    ) -> PyResult<Bound<'py, PyList>> {
         let array = read_rows(token_ids)?;
         let view = array.as_array();
         let (num_rows, num_cols) = view.dim();
@@ -158,7 +158,8 @@ impl PyDrafterPool {
             };
             rows.push(Row { tokens, num_sampled, max_draft_tokens });
         }
-        locked(py, &self.inner, |pool| pool.propose(&rows))
+        let (token_ids, bounds) = locked(py, &self.inner, |pool| joined(pool.propose(&rows)))?;
+        PyList::new(py, (1..bounds.len()).map(|end| &token_ids[bounds[end - 1]..bounds[end]]))
     }
 
     /// The first fault of a row since this was last asked, as message and place, or None.
@@ -199,6 +200,17 @@ impl PyDrafterPool {
         );
         Ok(dict)
     }
+}
+
+/// The tokens of all drafts, one behind the other, and where each draft begins and the last one ends.
+fn joined(drafts: &[Draft]) -> (Vec<TokenId>, Vec<usize>) {
+    let mut token_ids = Vec::new();
+    let mut bounds = vec![0];
+    for draft in drafts {
+        token_ids.extend_from_slice(&draft.token_ids);
+        bounds.push(token_ids.len());
+    }
+    (token_ids, bounds)
 }
 
 fn read_rows<'py>(token_ids: &Bound<'py, PyAny>) -> PyResult<PyReadonlyArray2<'py, i32>> {

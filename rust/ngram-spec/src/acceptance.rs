@@ -122,11 +122,11 @@ impl AcceptanceModel {
     }
 
     /// Learns from draft tokens that the target model accepted, and from the first one that it rejected.
-    pub fn observe<'a>(&self, outcomes: impl Iterator<Item = (&'a Features, bool)>) {
+    pub fn observe(&self, outcomes: impl Iterator<Item = (Features, bool)>) {
         let Some(learned) = &self.learned else { return };
         let mut learned = learned.lock().unwrap_or_else(PoisonError::into_inner);
         for (features, was_accepted) in outcomes {
-            learned.observe(features, was_accepted, &self.prior);
+            learned.observe(&features, was_accepted, &self.prior);
         }
     }
 }

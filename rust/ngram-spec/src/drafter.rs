@@ -7,8 +7,9 @@ use crate::automaton::{Continuation, SuffixAutomaton, TokenId};
 use crate::copying::Copying;
 use crate::error::{Error, check_tokens};
 use crate::features::{Features, HitRates, Situation};
-use crate::matcher::{Match, Matcher};
+use crate::matcher::Match;
 use crate::policy::{DraftCost, DraftPlan};
+use crate::walk::Walk;
 
 /// The highest limit per step. Engines verify far fewer: vLLM at most 128.
 pub const MAX_DRAFT_TOKENS: u32 = 65_536;
@@ -109,8 +110,8 @@ pub struct Drafter {
     automaton: SuffixAutomaton,
     copying: Option<Copying>,
     rates: HitRates,
-    /// The last draft, until it is known what became of it.
-    pending: Vec<(TokenId, Features)>,
+    /// The last draft, until it is known what became of it; empty where nothing is learned from that.
+    pending: Vec<TokenId>,
     options: Arc<DraftOptions>,
 }
 
@@ -167,13 +168,27 @@ impl Drafter {
 
     /// A rejection teaches about the first rejected token only; where the emitted tokens end sooner, what lies behind
     /// them was cut and teaches nothing.
+    ///
+    /// The context is still what the draft was made from, so what spoke for its tokens is found again on the same way.
+    /// Keeping it in memory would take longer: it is more than the cache lines of the whole step.
     fn learn(&mut self, token_ids: &[TokenId]) {
-        let num_accepted = self.pending.iter().zip(token_ids).take_while(|((draft, _), token)| draft == *token).count();
-        let outcomes = self.pending.iter().zip(token_ids).take(num_accepted + 1);
-        self.options.acceptance.observe(outcomes.map(|((draft, features), token)| (features, draft == token)));
-        if !token_ids.is_empty() {
-            self.pending.clear();
+        if self.pending.is_empty() || token_ids.is_empty() {
+            return;
         }
+        let mut walk = self.start_walk();
+        let mut was_accepted = true;
+        let outcomes = self.pending.iter().zip(token_ids).map_while(|(&draft, &token)| {
+            was_accepted.then(|| {
+                let situation = walk.situation();
+                was_accepted = draft == token;
+                if was_accepted {
+                    walk.advance(&situation, draft);
+                }
+                (situation.features(draft), was_accepted)
+            })
+        });
+        self.options.acceptance.observe(outcomes);
+        self.pending.clear();
     }
 
     /// Proposes the next tokens, at most `max_draft_tokens` of them and never more than [`MAX_DRAFT_TOKENS`].
@@ -200,9 +215,6 @@ impl Drafter {
         mut goes_on: impl FnMut(f64) -> bool,
     ) {
         draft.clear();
-        let mut pending = std::mem::take(&mut self.pending);
-        pending.clear();
-        let learns = self.options.acceptance.learns();
         self.walk(max_draft_tokens, |situation, candidates| {
             let Candidate { token, probability } = candidates[0];
             if draft.token_ids.is_empty() {
@@ -212,14 +224,14 @@ impl Drafter {
             }
             draft.token_ids.push(token);
             draft.probabilities.push(probability);
-            if learns {
-                pending.push((token, situation.features(token)));
-            }
             #[cfg(test)]
             crate::faults::tests::plant(crate::faults::tests::FAULTY_TO_DRAFT, token);
             goes_on(probability)
         });
-        self.pending = pending;
+        self.pending.clear();
+        if self.options.acceptance.learns() {
+            self.pending.extend_from_slice(&draft.token_ids);
+        }
     }
 
     /// Shortens the draft just made; nothing is learned from what is cut.
@@ -242,30 +254,25 @@ impl Drafter {
         positions
     }
 
+    fn start_walk(&self) -> Walk<'_> {
+        Walk::new(&self.automaton, self.copying, self.rates, self.options.min_match_len)
+    }
+
     /// Goes on with the most probable candidate, position by position, until `visit` returns false.
     fn walk(&self, max_draft_tokens: u32, mut visit: impl FnMut(&Situation<'_>, &[Candidate]) -> bool) {
         let options = &*self.options;
         let weights = options.acceptance.weights();
-        let tokens = self.automaton.tokens();
-        let mut matcher = Matcher::new(&self.automaton);
-        let copied_enough = |copying: &Copying| copying.num_copied >= options.min_match_len;
-        let mut copying = self.copying.filter(copied_enough).map(|copying| copying.located(tokens));
-        let mut rates = self.rates;
+        let mut walk = self.start_walk();
         let mut room = [Candidate { token: -1, probability: 0.0 }; 3];
-        for position in 0..max_draft_tokens.min(MAX_DRAFT_TOKENS) as usize {
-            let mut matches = matcher.matches();
-            let longest = matches.next().filter(|found| found.len >= options.min_match_len);
-            let shorter = longest.and_then(|_| matches.next());
-            let expected = copying.and_then(|copying| tokens.get(copying.next as usize).copied());
-            let situation =
-                Situation { automaton: &self.automaton, longest, shorter, copying, rates: rates.log_odds(), position };
-
-            let mut num_candidates = 0;
+        for _ in 0..max_draft_tokens.min(MAX_DRAFT_TOKENS) {
+            let situation = walk.situation();
+            let Situation { longest, shorter, .. } = situation;
             let other = shorter.filter(|found| {
                 found.len >= options.min_match_len && longest.is_some_and(|longest| longest.len < MAX_DOUBTED_LEN)
             });
             let tokens_of = |found: Option<Match>| found.map(|found| found.next.token);
-            for token in [tokens_of(longest), expected, tokens_of(other)] {
+            let mut num_candidates = 0;
+            for token in [tokens_of(longest), situation.expected(), tokens_of(other)] {
                 if let Some(token) = token
                     && !room[..num_candidates].iter().any(|other| other.token == token)
                 {
@@ -279,15 +286,12 @@ impl Drafter {
                 .reduce(|best, at| if candidates[at].probability > candidates[best].probability { at } else { best });
             let Some(best) = best else { return };
             candidates.swap(0, best);
-            let best = candidates[0];
+            let token = candidates[0].token;
             let goes_on = visit(&situation, candidates);
-            if !goes_on || options.eos_token_ids.contains(&best.token) {
+            if !goes_on || options.eos_token_ids.contains(&token) {
                 return;
             }
-            matcher.advance(best.token);
-            rates = rates.after(longest.is_some_and(|found| found.next.token == best.token));
-            // No search for a way back within a draft: nothing has been emitted that could show it.
-            copying = copying.filter(|_| expected == Some(best.token)).map(Copying::advance);
+            walk.advance(&situation, token);
         }
     }
 
@@ -306,6 +310,6 @@ impl Drafter {
     /// Bytes that the index holds.
     #[must_use]
     pub fn num_bytes(&self) -> usize {
-        self.automaton.num_bytes() + self.pending.capacity() * size_of::<(TokenId, Features)>()
+        self.automaton.num_bytes() + self.pending.capacity() * size_of::<TokenId>()
     }
 }

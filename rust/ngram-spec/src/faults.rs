@@ -143,7 +143,7 @@ pub(crate) mod tests {
 
     fn propose(pool: &mut DrafterPool, rows: &[&[TokenId]]) -> Vec<Vec<TokenId>> {
         let rows: Vec<_> = rows.iter().map(|tokens| Row { tokens, num_sampled: 1, max_draft_tokens: 6 }).collect();
-        pool.propose(&rows)
+        pool.propose(&rows).iter().map(|draft| draft.token_ids.clone()).collect()
     }
 
     fn fresh_draft(tokens: &[TokenId]) -> Vec<TokenId> {

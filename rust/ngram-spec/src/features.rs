@@ -199,6 +199,11 @@ impl Situation<'_> {
         self.describe_copy(token, tell);
     }
 
+    /// The token that the copy goes on with.
+    pub(crate) fn expected(&self) -> Option<TokenId> {
+        self.copying.and_then(|copying| self.automaton.tokens().get(copying.next as usize).copied())
+    }
+
     fn count(&self, found: Match, token: TokenId) -> u32 {
         if found.next.token == token { found.next.count } else { self.automaton.count_of(found.state, token) }
     }
@@ -249,8 +254,7 @@ impl Situation<'_> {
     }
 
     fn describe_copy(&self, token: TokenId, tell: &mut impl FnMut(Feature, f32)) {
-        let Some(copying) = self.copying else { return };
-        let Some(&expected) = self.automaton.tokens().get(copying.next as usize) else { return };
+        let (Some(copying), Some(expected)) = (self.copying, self.expected()) else { return };
         let copied = log1p(copying.num_copied.min(255) as usize);
         match (expected == token, copying.num_lost) {
             (true, 0) => {

@@ -34,6 +34,8 @@ pub mod copying;
 
 pub mod features;
 
+mod walk;
+
 mod prior;
 
 pub mod acceptance;

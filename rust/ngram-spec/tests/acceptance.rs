@@ -132,7 +132,7 @@ fn observe(model: &AcceptanceModel, num: usize, was_accepted: impl Fn(usize) -> 
     let mut x = Features::ZERO;
     x[Feature::Bias] = 1.0;
     for at in 0..num {
-        model.observe(std::iter::once((&x, was_accepted(at))));
+        model.observe(std::iter::once((x, was_accepted(at))));
     }
 }
 

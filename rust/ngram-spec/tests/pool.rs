@@ -19,7 +19,7 @@ fn fresh_draft(tokens: &[TokenId]) -> Vec<TokenId> {
 
 fn propose(pool: &mut DrafterPool, rows: &[Vec<TokenId>]) -> Vec<Vec<TokenId>> {
     let rows: Vec<Row<'_>> = rows.iter().map(|tokens| Row { tokens, num_sampled: 1, max_draft_tokens: 6 }).collect();
-    pool.propose(&rows)
+    pool.propose(&rows).iter().map(|draft| draft.token_ids.clone()).collect()
 }
 
 /// Calls until no row is behind, and returns the drafts of the last call.
@@ -269,8 +269,9 @@ fn limits_of_row_pool_vocabulary_and_context_hold() {
     let tokens = [1, 2, 3, 50, 1, 2];
     let limits = PoolOptions { max_context_len: Some(9), vocab_size: Some(50), ..PoolOptions::default() };
     let mut pool = DrafterPool::new(limits, options()).unwrap();
-    let mut draft =
-        |tokens: &[TokenId], max| pool.propose(&[Row { tokens, num_sampled: 1, max_draft_tokens: max }]).remove(0);
+    let mut draft = |tokens: &[TokenId], max_draft_tokens| {
+        pool.propose(&[Row { tokens, num_sampled: 1, max_draft_tokens }])[0].token_ids.clone()
+    };
     assert_eq!(fresh_draft(&tokens)[..3], [3, 50, 1]);
     assert_eq!(draft(&tokens, 6), [3]); // 50 is outside the vocabulary
     assert_eq!(draft(&tokens, 0), []);

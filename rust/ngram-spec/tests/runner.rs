@@ -52,7 +52,7 @@ impl Proposer for Pooled {
                 max_draft_tokens: u32::try_from(call.max_draft_tokens).unwrap(),
             })
             .collect();
-        self.pool.propose(&rows)
+        self.pool.propose(&rows).iter().map(|draft| draft.token_ids.clone()).collect()
     }
 
     fn num_indexed_tokens(&self) -> u64 {
@@ -317,7 +317,7 @@ fn prompts_of_131072_tokens_that_join_64_decoding_rows_are_indexed_in_slices_whi
             .iter()
             .map(|row| Row { tokens: row.twin.tokens(), num_sampled: 1, max_draft_tokens: row.limit() })
             .collect();
-        let drafts = pool.propose(&calls);
+        let drafts: Vec<_> = pool.propose(&calls).iter().map(|draft| draft.token_ids.clone()).collect();
         let num_indexed = usize::try_from(pool.stats().num_indexed_tokens - before).unwrap();
         let slice_len = num_behind.min(usize::try_from(MAX_INDEXED_PER_CALL).unwrap());
         assert_eq!(num_indexed, num_new + slice_len, "step {step}");
