@@ -6,7 +6,7 @@
 //!
 //! 1. [`automaton`] takes every token of the context and knows every string in it ([`edges`] holds its transitions);
 //! 2. [`matcher`] follows the longest match of what the context ends with, token by token, and [`copying`] the passage
-//!    that is being copied, also across edits;
+//!    that is being copied, also across edits (`walk` keeps both in step);
 //! 3. [`acceptance`] says how probable it is that the target model agrees with a token, from its [`features`];
 //! 4. [`policy`] stops where the next token costs more than it brings.
 //!
