@@ -39,7 +39,7 @@ impl TokenIds<'_> {
 
 /// One-dimensional integers of any width, copied.
 pub(crate) fn integers(name: &str, value: &Bound<'_, PyAny>) -> PyResult<Vec<i64>> {
-    // What engines pass at every step.
+    // What engines pass at every step. For numbers so few, the table of all borrows would take longer than a copy.
     if let Ok(array) = value.cast::<PyArray1<i32>>()
         && let Ok(numbers) = array.to_vec()
     {
@@ -83,7 +83,7 @@ fn len_of(item: &Bound<'_, PyAny>) -> Option<u32> {
         Err(_) if is_text(item) => return None,
         Err(_) => item.len().ok()?,
     };
-    u32::try_from(len).ok()
+    Some(u32::try_from(len).unwrap_or(u32::MAX))
 }
 
 fn is_text(value: &Bound<'_, PyAny>) -> bool {

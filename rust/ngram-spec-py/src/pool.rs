@@ -159,7 +159,7 @@ impl PyDrafterPool {
             rows.push(Row { tokens, num_sampled, max_draft_tokens });
         }
         let (token_ids, bounds) = locked(py, &self.inner, |pool| joined(pool.propose(&rows)))?;
-        PyList::new(py, (1..bounds.len()).map(|end| &token_ids[bounds[end - 1]..bounds[end]]))
+        PyList::new(py, bounds.windows(2).map(|bounds| &token_ids[bounds[0]..bounds[1]]))
     }
 
     /// The first fault of a row since this was last asked, as message and place, or None.

@@ -121,12 +121,11 @@ impl AcceptanceModel {
         }
     }
 
-    /// Learns from draft tokens that the target model accepted, and from the first one that it rejected.
-    pub fn observe(&self, outcomes: impl Iterator<Item = (Features, bool)>) {
-        let Some(learned) = &self.learned else { return };
-        let mut learned = learned.lock().unwrap_or_else(PoisonError::into_inner);
-        for (features, was_accepted) in outcomes {
-            learned.observe(&features, was_accepted, &self.prior);
+    /// Learns from a draft token that the target model accepted, or from the first one of a draft that it rejected.
+    pub fn observe(&self, features: &Features, was_accepted: bool) {
+        if let Some(learned) = &self.learned {
+            let mut learned = learned.lock().unwrap_or_else(PoisonError::into_inner);
+            learned.observe(features, was_accepted, &self.prior);
         }
     }
 }

@@ -169,25 +169,21 @@ impl Drafter {
     /// A rejection teaches about the first rejected token only; where the emitted tokens end sooner, what lies behind
     /// them was cut and teaches nothing.
     ///
-    /// The context is still what the draft was made from, so what spoke for its tokens is found again on the same way.
-    /// Kept, it would take 132 bytes per token, which no cache holds until the next step.
+    /// The context is still what the draft was made from, so what spoke for its tokens is found again on the same way,
+    /// and need not be kept.
     fn learn(&mut self, token_ids: &[TokenId]) {
         if self.pending.is_empty() || token_ids.is_empty() {
             return;
         }
         let mut walk = self.start_walk();
-        let mut was_accepted = true;
-        let outcomes = self.pending.iter().zip(token_ids).map_while(|(&draft, &token)| {
-            was_accepted.then(|| {
-                let situation = walk.situation();
-                was_accepted = draft == token;
-                if was_accepted {
-                    walk.advance(&situation, draft);
-                }
-                (situation.features(draft), was_accepted)
-            })
-        });
-        self.options.acceptance.observe(outcomes);
+        for (&draft, &token) in self.pending.iter().zip(token_ids) {
+            let situation = walk.situation();
+            self.options.acceptance.observe(&situation.features(draft), draft == token);
+            if draft != token {
+                break;
+            }
+            walk.advance(&situation, draft);
+        }
         self.pending.clear();
     }
 
@@ -199,7 +195,7 @@ impl Drafter {
         draft
     }
 
-    /// The same into a draft that was used before, whose room serves again.
+    /// The same into an empty draft, whose room may have served before.
     pub(crate) fn draft_what_pays(&mut self, max_draft_tokens: u32, draft: &mut Draft) {
         let options = Arc::clone(&self.options);
         let mut plan = DraftPlan::new(&options.draft_cost, max_draft_tokens, f64::from(self.rates.slow));
@@ -207,15 +203,16 @@ impl Drafter {
         self.cut(draft, plan.best_len());
     }
 
-    /// Drafts until `goes_on`, which is told each token's probability, returns false; that token is still drafted.
+    /// Drafts, into an empty draft, until `goes_on`, which is told each token's probability, returns false; that token
+    /// is still drafted.
     pub(crate) fn draft_while(
         &mut self,
         max_draft_tokens: u32,
         draft: &mut Draft,
         mut goes_on: impl FnMut(f64) -> bool,
     ) {
-        draft.clear();
-        self.walk(max_draft_tokens, |situation, candidates| {
+        self.pending.clear();
+        self.each_position(max_draft_tokens, |situation, candidates| {
             let Candidate { token, probability } = candidates[0];
             if draft.token_ids.is_empty() {
                 draft.match_len = situation.longest.map_or(0, |found| found.len as usize);
@@ -228,7 +225,6 @@ impl Drafter {
             crate::faults::tests::plant(crate::faults::tests::FAULTY_TO_DRAFT, token);
             goes_on(probability)
         });
-        self.pending.clear();
         if self.options.acceptance.learns() {
             self.pending.extend_from_slice(&draft.token_ids);
         }
@@ -246,7 +242,7 @@ impl Drafter {
     #[must_use]
     pub fn candidates(&self, max_draft_tokens: u32) -> Vec<Vec<(Candidate, Features)>> {
         let mut positions = Vec::new();
-        self.walk(max_draft_tokens, |situation, candidates| {
+        self.each_position(max_draft_tokens, |situation, candidates| {
             let described = candidates.iter().map(|candidate| (*candidate, situation.features(candidate.token)));
             positions.push(described.collect());
             true
@@ -259,7 +255,7 @@ impl Drafter {
     }
 
     /// Goes on with the most probable candidate, position by position, until `visit` returns false.
-    fn walk(&self, max_draft_tokens: u32, mut visit: impl FnMut(&Situation<'_>, &[Candidate]) -> bool) {
+    fn each_position(&self, max_draft_tokens: u32, mut visit: impl FnMut(&Situation<'_>, &[Candidate]) -> bool) {
         let options = &*self.options;
         let weights = options.acceptance.weights();
         let mut walk = self.start_walk();

@@ -303,6 +303,23 @@ mod tests {
 
     use super::*;
 
+    /// How many blocks, free or of a list, each slot lies in.
+    fn owners_of_slots(arena: &EdgeArena, lists: &[EdgeList]) -> Vec<u32> {
+        let mut owners = vec![0; arena.slots.len()];
+        let mut add =
+            |block: u32, size: u32| owners[block as usize..][..size as usize].iter_mut().for_each(|n| *n += 1);
+        for list in lists.iter().filter(|list| list.num_others > 0) {
+            add(list.block, capacity(list.num_others));
+        }
+        for (class, &first) in arena.free.iter().enumerate() {
+            let listed = |block: u32| (block != NO_BLOCK).then_some(block);
+            for block in std::iter::successors(listed(first), |&block| listed(arena.slots[block as usize].count)) {
+                add(block, 1 << class);
+            }
+        }
+        owners
+    }
+
     proptest! {
         #[test]
         fn lists_and_tables_agree_with_a_hash_map(
@@ -322,10 +339,16 @@ mod tests {
                 prop_assert_eq!(list.total, twin.values().sum::<u32>());
                 prop_assert_eq!(list.best.count, *twin.values().max().unwrap_or(&0));
                 if token % 50 == 0 {
-                    lists[(at + 1) % 3] = arena.duplicate(&lists[at]);
-                    twins[(at + 1) % 3] = twins[at].clone();
+                    let next = (at + 1) % 3;
+                    let (block, size) = (lists[next].block, capacity(lists[next].num_others));
+                    if size > 0 {
+                        arena.release(block, size);
+                    }
+                    lists[next] = arena.duplicate(&lists[at]);
+                    twins[next] = twins[at].clone();
                 }
             }
+            prop_assert_eq!(owners_of_slots(&arena, &lists), vec![1; arena.slots.len()]);
             for (list, twin) in lists.iter().zip(&twins) {
                 for token in 0..200 {
                     let count = arena.find(list, token).map(|slot| arena.get(list, slot).count);

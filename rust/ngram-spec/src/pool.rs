@@ -119,7 +119,8 @@ pub struct DrafterPool {
     /// A live row was dropped for want of room, and none that had an index has left since.
     is_full: bool,
     stats: PoolStats,
-    /// Those of the last call; the next one uses their room again.
+    /// Those of the last call. As many as the next one has rows serve again, with room for the longest draft each had:
+    /// 12 bytes per token, which `max_bytes` does not count.
     drafts: Vec<Draft>,
 }
 
@@ -185,7 +186,10 @@ impl DrafterPool {
 
         let mut drafts = std::mem::take(&mut self.drafts);
         drafts.resize_with(rows.len(), Draft::default);
+        drafts.iter_mut().for_each(Draft::clear);
         self.each(&mut live, |pool, at, row| pool.draft(row, &mut drafts[at]));
+        // A draft that a fault broke off is none.
+        live.iter().zip(&mut drafts).filter(|(row, _)| row.entry.is_none()).for_each(|(_, draft)| draft.clear());
         self.share(&live, &mut drafts);
         self.entries.remember(live.iter().map(|row| row.entry).collect());
         self.drafts = drafts;
@@ -321,7 +325,6 @@ impl DrafterPool {
     /// The draft of one row: by itself where a token costs the same in every batch, and otherwise as long as it may
     /// get when the batch shares out what pays.
     fn draft(&mut self, row: &Live<'_>, draft: &mut Draft) {
-        draft.clear();
         if row.max_draft_tokens == 0 {
             return;
         }
@@ -348,12 +351,8 @@ impl DrafterPool {
         }
     }
 
-    /// Cuts the drafts of a batch to what pays together, and counts them. A row whose draft was broken off by a fault
-    /// has none.
+    /// Cuts the drafts of a batch to what pays together, and counts them.
     fn share(&mut self, live: &[Live<'_>], drafts: &mut [Draft]) {
-        for (_, draft) in live.iter().zip(&mut *drafts).filter(|(row, _)| row.entry.is_none()) {
-            draft.clear();
-        }
         if let DraftCost::Curve(curve) = &self.options.draft_cost {
             let probabilities: Vec<&[f64]> = drafts.iter().map(|draft| &draft.probabilities[..]).collect();
             let lens = plan_batch(curve, live.len(), &probabilities);

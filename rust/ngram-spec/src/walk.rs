@@ -6,7 +6,7 @@ use crate::features::{HitRates, Situation};
 use crate::matcher::Matcher;
 
 /// Where a draft stands: the matches there, the copy that goes on, and how well tokens were foretold.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct Walk<'a> {
     automaton: &'a SuffixAutomaton,
     matcher: Matcher<'a>,

@@ -132,7 +132,7 @@ fn observe(model: &AcceptanceModel, num: usize, was_accepted: impl Fn(usize) -> 
     let mut x = Features::ZERO;
     x[Feature::Bias] = 1.0;
     for at in 0..num {
-        model.observe(std::iter::once((x, was_accepted(at))));
+        model.observe(&x, was_accepted(at));
     }
 }
 
@@ -230,4 +230,50 @@ fn where_drafts_keep_failing_few_are_made_and_where_copying_starts_they_are_back
     assert!(!drafter.draft(16).token_ids.is_empty());
     drafter.extend(&prompt[102..106]).unwrap();
     assert!(drafter.draft(16).token_ids.len() >= 4);
+}
+
+proptest! {
+    /// The twin is told what `candidates` says of each draft token, and whether that token was emitted.
+    #[test]
+    fn what_is_learned_is_what_spoke_for_the_tokens_of_the_last_draft(
+        min_match_len in 1..4u32,
+        // Up to so many tokens are drafted, so many times; so many of them, and others, are emitted, and so many of those by
+        // a first call. Then a piece from so far back is copied, and edited. What is not emitted waits for the next step.
+        steps in prop::collection::vec(
+            (0..7u32, 0..3usize, 0..7usize, prop::collection::vec(0..12i32, 0..3), 0..9usize, 0..30usize), 1..30,
+        ),
+    ) {
+        let model = std::sync::Arc::new(AcceptanceModel::learning());
+        let twin = AcceptanceModel::learning();
+        let options = DraftOptions { acceptance: std::sync::Arc::clone(&model), min_match_len, ..free() };
+        let mut drafter = Drafter::new(&(0..12).chain(0..12).collect::<Vec<_>>(), options).unwrap();
+        let (mut draft, mut positions): (Vec<TokenId>, _) = (Vec::new(), Vec::new());
+        for (max_draft_tokens, num_drafts, num_accepted, others, num_first, back) in steps {
+            for _ in 0..num_drafts {
+                positions = drafter.candidates(max_draft_tokens);
+                draft = drafter.draft(max_draft_tokens).token_ids;
+            }
+            let accepted = draft.iter().take(num_accepted).copied();
+            let emitted: Vec<_> = accepted.chain(others).collect();
+            let (first, rest) = emitted.split_at(num_first.min(emitted.len()));
+            let told = if first.is_empty() { rest } else { first };
+            for ((&draft, &token), candidates) in draft.iter().zip(told).zip(&positions) {
+                let (candidate, features) = candidates[0];
+                prop_assert_eq!(candidate.token, draft);
+                twin.observe(&features, draft == token);
+                if draft != token {
+                    break;
+                }
+            }
+            drafter.extend(first).unwrap();
+            drafter.extend(rest).unwrap();
+            prop_assert_eq!(model.weights(), twin.weights());
+            if !emitted.is_empty() {
+                draft.clear();
+                let piece = &drafter.tokens()[drafter.tokens().len() - back.min(drafter.tokens().len())..];
+                let piece: Vec<_> = piece.iter().take(8).copied().chain([50]).collect();
+                drafter.extend(&piece).unwrap();
+            }
+        }
+    }
 }
